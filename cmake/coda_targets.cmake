@@ -1,0 +1,54 @@
+# Helpers that turn a folder into a target. A folder without sources yet makes no target, so
+# that the list in CMakeLists.txt can name the whole architecture.
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+add_library(coda_options INTERFACE)
+target_compile_options(coda_options INTERFACE -Wall -Wextra -Werror)
+target_include_directories(coda_options INTERFACE ${PROJECT_SOURCE_DIR}/include
+                                                  ${PROJECT_SOURCE_DIR}/src)
+if(CODA_SANITIZE)
+  target_compile_options(coda_options INTERFACE -fsanitize=address,undefined
+                                                -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(coda_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+# coda_library(folder DEPENDS targets...): src/folder/*.cpp -> coda_folder ('/' becomes '_').
+# A folder's own CMakeLists.txt, if any, is read afterwards and may add to the target.
+function(coda_library folder)
+  cmake_parse_arguments(ARG "" "" "DEPENDS" ${ARGN})
+  string(REPLACE "/" "_" name coda_${folder})
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${folder}/*.cpp)
+  if(folder STREQUAL "nn")
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/nn/*.cpp)
+  endif()
+  if(sources)
+    add_library(${name} STATIC ${sources})
+    set(scope PUBLIC)
+  else()
+    add_library(${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_link_libraries(${name} ${scope} coda_options ${ARG_DEPENDS})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/src/${folder}/CMakeLists.txt)
+    add_subdirectory(${PROJECT_SOURCE_DIR}/src/${folder})
+  endif()
+endfunction()
+
+# coda_tests(folders...): tests/folder/**/*_test.cpp -> one test program coda_folder_tests, linked
+# with everything, so that a test may use the reference backend as its oracle.
+function(coda_tests)
+  foreach(folder ${ARGN})
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*_test.cpp)
+    if(sources)
+      add_executable(coda_${folder}_tests ${sources})
+      target_include_directories(coda_${folder}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+      target_link_libraries(coda_${folder}_tests PRIVATE coda_train coda_backend_reference
+                            coda_backend_cpu coda_backend_cuda GTest::gtest GTest::gtest_main)
+      add_test(NAME ${folder} COMMAND coda_${folder}_tests)
+    endif()
+  endforeach()
+endfunction()
