@@ -1,0 +1,155 @@
+// Level 1 of coda: plain math on tensors. Users build a Graph with the functions below; the
+// compiler (plan/compile.h) defers, merges, differentiates, partitions it into Programs.
+//
+// Nodes are hash-consed while building: equal (op, operands, attrs) are one node (CSE), adds and
+// muls order their operands by id, and 0 / 1 / constants fold. Node ids are topological: operands
+// come first. A Graph is not thread-safe; a Tensor is a handle valid while its Graph lives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "coda/op.h"
+
+namespace coda {
+
+using NodeId = std::int32_t;
+inline constexpr NodeId kNoNode = -1;
+
+/// Stands for M, the number of tokens, which is free per run.
+inline constexpr std::int64_t kTokens = -1;
+
+/// Kind, extents and memory type of a value. rows is kTokens for tile and col of token programs;
+/// a col has cols = 1, a row vector has rows = 1, a scalar both. dtype matters for inputs only:
+/// everything computed is fp32 until a cast.
+struct Type {
+  Kind kind = Kind::scalar;
+  std::int64_t rows = 1;
+  std::int64_t cols = 1;
+  DType dtype = DType::f32;
+  auto operator<=>(const Type&) const = default;
+};
+
+struct Node {
+  Op op;
+  std::vector<NodeId> in;
+  Attrs attrs;
+  Type type;
+  std::string name;  ///< inputs: the binding name; others: a hint for printing, may be empty
+};
+
+class Graph;
+
+/// Handle of a node. Arithmetic broadcasts: tile op col, tile op row, anything op scalar.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(Graph* graph, NodeId id) : graph_(graph), id_(id) {}
+  Graph& graph() const { return *graph_; }
+  NodeId id() const { return id_; }
+  const Type& type() const;
+  explicit operator bool() const { return graph_ != nullptr; }
+
+ private:
+  Graph* graph_ = nullptr;
+  NodeId id_ = kNoNode;
+};
+
+class Graph {
+ public:
+  // Inputs, bound by name at run time. Names are unique; a second use of a name with another type
+  // throws UsageError, with the same type returns the same node.
+  Tensor tile(std::string_view name, std::int64_t cols, DType dtype = DType::f32);  // [M, cols]
+  Tensor weight(std::string_view name, std::int64_t rows, std::int64_t cols,
+                DType dtype = DType::f32);
+  Tensor row(std::string_view name, std::int64_t cols, DType dtype = DType::f32);  // [cols]
+  Tensor col(std::string_view name, DType dtype = DType::f32);                     // [M]
+  Tensor scalar(std::string_view name);                                            // []
+  Tensor list(std::string_view name);                                              // integers
+  Tensor constant(double value);
+
+  /// The one way to make a node: checks kinds and shapes (UsageError), infers the type, simplifies,
+  /// returns an existing equal node if there is one.
+  Tensor make(Op op, const std::vector<Tensor>& operands, const Attrs& attrs = {});
+
+  /// Attaches a name for printing (first one wins); returns t.
+  Tensor named(Tensor t, std::string_view name);
+
+  const Node& node(NodeId id) const { return nodes_[static_cast<std::size_t>(id)]; }
+  NodeId size() const { return static_cast<NodeId>(nodes_.size()); }
+  Tensor at(NodeId id) { return Tensor(this, id); }
+  NodeId find_input(std::string_view name) const;  ///< kNoNode if absent
+
+ private:
+  NodeId intern(Node node);
+  std::vector<Node> nodes_;
+  std::unordered_multimap<std::size_t, NodeId> index_;  ///< hash of (op, in, attrs) -> candidates
+};
+
+// --- ops as functions; every one throws UsageError that names the op and prints the shapes ---
+Tensor operator+(Tensor a, Tensor b);
+Tensor operator-(Tensor a, Tensor b);
+Tensor operator*(Tensor a, Tensor b);
+Tensor operator/(Tensor a, Tensor b);
+Tensor operator-(Tensor a);
+Tensor operator+(Tensor a, double b);
+Tensor operator*(Tensor a, double b);
+Tensor exp(Tensor x);
+Tensor log(Tensor x);
+Tensor tanh(Tensor x);
+Tensor sigmoid(Tensor x);
+Tensor rsqrt(Tensor x);
+Tensor erf(Tensor x);
+Tensor maximum(Tensor a, Tensor b);
+Tensor cols(Tensor x, std::int64_t lo, std::int64_t hi);
+Tensor cat_cols(const std::vector<Tensor>& parts);
+Tensor rows(Tensor weight, std::int64_t lo, std::int64_t hi);
+Tensor cat_rows(const std::vector<Tensor>& weights);
+Tensor first_of_pair(Tensor x, Pairs pairs);
+Tensor second_of_pair(Tensor x, Pairs pairs);
+Tensor join(Tensor first, Tensor second, Pairs pairs);
+/// Rotates each pair of x by pos * freq turns. pos: i32 [M]; freq: f32 [P], P = pairs.period (head
+/// dimension): entries 0..P/2-1 the high parts, P/2..P-1 the low parts of turns per position.
+Tensor rotate(Tensor x, Tensor pos, Tensor freq, Pairs pairs);
+Tensor segment_sum(Tensor x, std::int64_t period);        // [M, n] -> [M, n / period]
+Tensor segment_broadcast(Tensor x, std::int64_t period);  // [M, n] -> [M, n * period]
+Tensor repeat(Tensor row, std::int64_t times);            // [p] -> [p * times]
+Tensor row_sum(Tensor x);                                 // [M, n] -> [M]
+Tensor row_max(Tensor x);                                 // [M, n] -> [M]
+Tensor col_sum(Tensor x);                                 // [M, n] -> [n]
+Tensor lse(Tensor x);       // [M, n] -> [M], log of the sum of exponentials of each row
+Tensor sum(Tensor vector);  // col or row -> scalar
+Tensor pick(Tensor x, Tensor targets,
+            std::int64_t ignore_index = -100);                   // [M, n] -> [M]; ignored: 0
+Tensor valid(Tensor targets, std::int64_t ignore_index = -100);  // [M] of 1 and 0
+Tensor matmul_nt(Tensor a, Tensor b);                            // [M, k] [n, k] -> [M, n]
+Tensor matmul_nn(Tensor a, Tensor b);                            // [M, n] [n, k] -> [M, k]
+Tensor matmul_tn(Tensor a, Tensor b);  // [M, n] [M, k] -> [n, k], a weight
+
+/// Grouped-query causal attention over packed sequences (opaque). q: [M, n_heads * head_dim];
+/// k, v: [M, n_kv_heads * head_dim]; cu_seqlens: i32 list [B + 1], 0 first, M last. -> [M, n_heads
+/// * head_dim].
+Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n_heads,
+                 std::int64_t n_kv_heads, std::int64_t head_dim, double scale);
+/// Rows of table [vocab, d] picked by token ids i32 [M] (opaque). An id outside [0, vocab) is an
+/// error of the run.
+Tensor embedding(Tensor table, Tensor ids);
+
+/// One line a node: `%12 = mul %3, %7 : [M, 64]`.
+std::string to_string(const Graph& graph);
+
+// --- reverse mode ---
+/// An output and the cotangent that arrives for it (same type as value; kind scalar: may be
+/// constant 1).
+struct Seed {
+  Tensor value;
+  Tensor cotangent;
+};
+/// Gradients of sum <value, cotangent> for each of wrt, built from the same ops in the same graph;
+/// an input that no value depends on gets a null Tensor.
+std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<Tensor>& wrt);
+
+}  // namespace coda

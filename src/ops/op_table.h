@@ -1,0 +1,52 @@
+// One row an op: all facts that printer, verifier, reverse mode, recover, docs/ops.md and the
+// backends' completeness checks share. Adding an op starts here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "coda/op.h"
+
+namespace coda {
+
+enum class OpClass : std::uint8_t {
+  leaf,
+  memory,
+  elementwise,
+  pairs,
+  addressing,
+  segment,
+  reduction,
+  target,
+  matmul,
+  opaque,
+};
+
+/// Derivative and inverse rules are expressions over op names in a small language: `dy`, `y`, the
+/// operands `a`, `b`, `c`, numbers, + - * / and op calls, e.g. "dy * (1 - y * y)" for tanh. A call
+/// copies the node's attributes (unrotate(dy, b, c) uses the pairs of the node). Whoever applies a
+/// rule sums a broadcast away. Empty: not differentiable in that operand (integers, comparisons).
+struct OpRow {
+  Op op;
+  std::string_view name;
+  OpClass op_class;
+  int arity;                                   ///< -1: any number
+  std::string_view equation;                   ///< for docs: "y = a * b"
+  std::string_view shapes;                     ///< for docs: "tile, tile -> tile; broadcasts"
+  std::array<std::string_view, 3> derivative;  ///< cotangents of operands a, b, c
+  std::string_view inverse;                    ///< operand a from y and the others, "" if none
+  std::string_view inverse_class;              ///< "E" exact, "R" one rounding, "C" may cancel
+};
+
+/// All rows, in the order of the enum.
+std::span<const OpRow> op_table();
+const OpRow& row_of(Op op);
+std::string_view name_of(Op op);
+
+/// The markdown of docs/ops.md.
+std::string ops_markdown();
+
+}  // namespace coda

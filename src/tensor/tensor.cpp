@@ -1,0 +1,72 @@
+#include "tensor/tensor.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+#include "base/convert.h"
+
+namespace coda {
+
+void HostTensor::Free::operator()(void* p) const { std::free(p); }
+
+HostTensor::HostTensor(DType dtype, std::int64_t rows, std::int64_t cols)
+    : dtype_(dtype), rows_(rows), cols_(cols) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max() / 16;
+  if (rows < 0 || cols < 0 || (cols > 0 && rows > kMax / cols)) {
+    throw_error<UsageError>("tensor: expected extents >= 0 that fit memory, got [{}, {}]", rows,
+                            cols);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(rows * cols) * size_of(dtype);
+  const std::size_t padded = (bytes + 127) / 64 * 64;  // a vector load may read past the end
+  void* memory = std::aligned_alloc(64, padded);
+  if (memory == nullptr) throw_error<BackendError>("tensor: out of memory for {} bytes", padded);
+  std::memset(memory, 0, padded);
+  data_.reset(memory);
+}
+
+double HostTensor::get(std::int64_t index) const {
+  const auto i = static_cast<std::size_t>(index);
+  switch (dtype_) {
+    case DType::f32:
+      return as<float>()[i];
+    case DType::bf16:
+      return f32_from_bf16(as<std::uint16_t>()[i]);
+    case DType::f16:
+      return f32_from_f16(as<std::uint16_t>()[i]);
+    case DType::f64:
+      return as<double>()[i];
+    case DType::i32:
+      return as<std::int32_t>()[i];
+    case DType::i64:
+      return static_cast<double>(as<std::int64_t>()[i]);
+  }
+  throw InternalError("HostTensor::get: unknown dtype");
+}
+
+void HostTensor::set(std::int64_t index, double value) {
+  const auto i = static_cast<std::size_t>(index);
+  switch (dtype_) {
+    case DType::f32:
+      as<float>()[i] = static_cast<float>(value);
+      return;
+    case DType::bf16:
+      as<std::uint16_t>()[i] = bf16_from_f32(static_cast<float>(value));
+      return;
+    case DType::f16:
+      as<std::uint16_t>()[i] = f16_from_f32(static_cast<float>(value));
+      return;
+    case DType::f64:
+      as<double>()[i] = value;
+      return;
+    case DType::i32:
+      as<std::int32_t>()[i] = static_cast<std::int32_t>(value);
+      return;
+    case DType::i64:
+      as<std::int64_t>()[i] = static_cast<std::int64_t>(value);
+      return;
+  }
+}
+
+}  // namespace coda
