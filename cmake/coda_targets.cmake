@@ -38,14 +38,29 @@ function(coda_library folder)
   endif()
 endfunction()
 
+# coda_command(): src/cli/*.cpp -> the program `coda`, at the top of the build folder.
+function(coda_command)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.cpp)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/src/cli/main.cpp)
+    find_package(CLI11 REQUIRED)
+    add_executable(coda ${sources})
+    target_link_libraries(coda PRIVATE coda_train coda_backend_reference coda_backend_cpu
+                                       coda_backend_cuda CLI11::CLI11)
+    set_target_properties(coda PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  endif()
+endfunction()
+
 # coda_tests(folders...): tests/folder/**/*_test.cpp -> one test program coda_folder_tests, linked
-# with everything, so that a test may use the reference backend as its oracle.
+# with everything, so that a test may use the reference backend as its oracle. CODA_SOURCE_DIR is
+# the folder of the project.
 function(coda_tests)
   foreach(folder ${ARGN})
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*_test.cpp)
     if(sources)
       add_executable(coda_${folder}_tests ${sources})
       target_include_directories(coda_${folder}_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+      target_compile_definitions(coda_${folder}_tests
+                                 PRIVATE CODA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
       target_link_libraries(coda_${folder}_tests PRIVATE coda_train coda_backend_reference
                             coda_backend_cpu coda_backend_cuda GTest::gtest GTest::gtest_main)
       add_test(NAME ${folder} COMMAND coda_${folder}_tests)
