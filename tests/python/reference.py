@@ -1,0 +1,43 @@
+"""Reference results: what transformers computes for a model, in the form of tests/golden."""
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+
+def float64_case(folder, input_ids, labels):
+    """Runs the model in `folder` in float64 and returns the tensors of a case file.
+
+    labels[b, t] is the target of logits[b, t] (no shift); -100 does not count.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    model.train()
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=-100
+    )
+    loss.backward()
+    case = {
+        "input_ids": input_ids,
+        "labels": labels,
+        "logits": logits.detach().float().contiguous(),
+        "loss": loss.detach().reshape(1),
+    }
+    for name, parameter in model.named_parameters():
+        case[f"grad.{name}"] = parameter.grad.float().contiguous()
+    return case
+
+
+def random_case(folder, vocab, batch, length, seed, ignored=0.15):
+    """Like float64_case, on random tokens of which a share of `ignored` has no label."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocab, (batch, length + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < ignored] = -100
+    return float64_case(folder, tokens[:, :-1].contiguous(), labels)
+
+
+def write_case(path, case):
+    save_file(case, str(path))
