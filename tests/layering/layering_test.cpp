@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -51,8 +50,10 @@ const std::map<std::string, std::string> kOwnedLibraries = {
 
 /// Public headers whose layer their name does not give. `coda.h` includes all others: no folder
 /// under src/ may include it.
-const std::map<std::string, std::string> kPublicHeaders = {
-    {"coda/error.h", "base"}, {"coda/program.h", "ir"}, {"coda/coda.h", "everything"}};
+const std::map<std::string, std::string> kPublicHeaders = {{"coda/error.h", "base"},
+                                                           {"coda/op.h", "ops"},
+                                                           {"coda/program.h", "ir"},
+                                                           {"coda/coda.h", "everything"}};
 
 bool starts_with(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;
@@ -79,12 +80,19 @@ struct Include {
 };
 
 std::vector<Include> includes_of(const std::string& text) {
-  static const std::regex pattern(R"(^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"])");
   std::vector<Include> found;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    std::smatch match;
-    if (std::regex_search(line, match, pattern)) found.push_back({match[2], match[1] == "\""});
+    std::string packed;  // the line without its blanks
+    for (const char c : line) {
+      if (c != ' ' && c != '\t') packed += c;
+    }
+    const std::string directive = "#include";
+    if (!starts_with(packed, directive) || packed.size() <= directive.size() + 1) continue;
+    const char open = packed[directive.size()];
+    const auto end = packed.find(open == '<' ? '>' : '"', directive.size() + 1);
+    if ((open != '<' && open != '"') || end == std::string::npos) continue;
+    found.push_back({packed.substr(directive.size() + 1, end - directive.size() - 1), open == '"'});
   }
   return found;
 }
@@ -93,15 +101,15 @@ bool is_standard(const std::string& name) {
   return name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string::npos;
 }
 
-/// The layer that declares a public header: a folder of its name, or the one folder with a source
-/// file of its name, or what kPublicHeaders says. "" if nothing tells.
+/// The layer that declares a public header: what kPublicHeaders says, or a folder of its name, or
+/// the one folder with an internal header or source file of its name. "" if nothing tells.
 std::string layer_of_public(const std::string& name, const std::vector<File>& files) {
   if (auto named = kPublicHeaders.find(name); named != kPublicHeaders.end()) return named->second;
   const std::string stem = fs::path(name).stem().string();
   if (kAllowed.count(stem)) return stem;
   std::set<std::string> layers;
   for (const File& file : files) {
-    if (starts_with(file.path, "src/") && fs::path(file.path).filename() == stem + ".cpp") {
+    if (starts_with(file.path, "src/") && fs::path(file.path).stem() == stem) {
       layers.insert(layer_of(file.path.substr(4)));
     }
   }
