@@ -1,0 +1,72 @@
+// What the sessions of host backends share: the memory that users bound, the arena that the plan
+// owns, and all checks of a run, made before anything is written.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/arena.h"
+#include "backend/backend.h"
+#include "backend/ranges.h"
+
+namespace coda {
+
+class Bindings {
+ public:
+  struct Options {
+    bool widen = false;   ///< plan-owned floats are f64, and f64 may be bound to any float
+    bool reuse = true;    ///< buffers that are never alive together share memory
+    bool poison = false;  ///< fill the arena with NaN bytes once
+  };
+
+  /// Allocates the arena for runs of up to max_tokens rows.
+  Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Options options);
+  Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens)
+      : Bindings(std::move(plan), max_tokens, Options{}) {}
+
+  /// Throws UsageError unless name is an input or output of the plan and the view's dtype, columns,
+  /// fixed rows and stride fit. Integer columns are i32 or i64, whichever the plan says.
+  void bind(std::string_view name, const TensorView& view);
+
+  /// Checks that everything the phase reads or writes is bound with `tokens` rows, that outputs
+  /// overlap nothing else that is bound, and that targets, ids, positions and cu_seqlens are in
+  /// range. Throws UsageError; writes nothing. Afterwards views are those of `tokens` rows.
+  /// Backward must follow a forward run of as many rows.
+  void begin(Phase phase, std::int64_t tokens);
+
+  /// To be called when the phase has run: only then may backward follow forward.
+  void end(Phase phase);
+
+  /// The part of a buffer that a step reads or writes. Partials come whole (see Extents).
+  TensorView view(const Slice& slice) const;
+  /// A whole buffer, and the same by name (UsageError if the plan has no such buffer).
+  TensorView view(std::int32_t buffer) const;
+  TensorView view(std::string_view name) const;
+
+  const Plan& plan() const { return *plan_; }
+  std::int64_t tokens() const { return tokens_; }
+  std::int64_t max_tokens() const { return max_tokens_; }
+
+ private:
+  std::int32_t index_of(std::string_view name) const;
+  void check_bound(std::int32_t buffer, std::int64_t tokens) const;
+  void check_overlap(Phase phase) const;
+  bool used(Phase phase, std::int32_t buffer) const;
+
+  std::shared_ptr<const Plan> plan_;
+  std::int64_t max_tokens_ = 0;
+  std::int64_t tokens_ = 0;
+  std::int64_t forward_tokens_ = -1;  ///< rows of the last complete forward run, -1: none
+  Options options_;
+  Arena arena_;
+  HostTensor memory_;
+  std::vector<TensorView> bound_;  ///< per buffer; inputs and outputs only
+  std::vector<char> is_bound_;     ///< per buffer
+  std::vector<char> used_[2];      ///< per phase and buffer
+  std::vector<RangeCheck> ranges_[2];
+};
+
+}  // namespace coda
