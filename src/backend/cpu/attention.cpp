@@ -1,0 +1,370 @@
+// Blocks of queries against blocks of keys; see attention.h for the math.
+
+#include "backend/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+// Instruction sets whose code would differ from a neighbour's by little are not built.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/attention.cpp"
+#include <hwy/foreach_target.h>
+// Must come after foreach_target.h.
+#include "backend/cpu/attention_kernels-inl.h"
+
+#ifndef CODA_ATTENTION_LAYOUT
+#define CODA_ATTENTION_LAYOUT
+namespace coda::cpu {
+namespace {
+
+constexpr std::int64_t kKeyBlock = 128;
+/// Columns are padded to this many: two vectors of the widest instruction set that is built.
+constexpr std::int64_t kPad = 32;
+
+std::int64_t padded(std::int64_t columns) { return (columns + kPad - 1) / kPad * kPad; }
+
+/// What the registry row's attributes mean.
+struct Heads {
+  std::int64_t kv_heads, group, dim;  ///< key-value heads, query heads of each, head dimension
+  float scale;
+
+  explicit Heads(const Attrs& attrs)
+      : kv_heads(attrs.index2),
+        group(attrs.index / attrs.index2),
+        dim(attrs.period),
+        scale(static_cast<float>(attrs.value)) {}
+};
+
+/// Parts of one thread's workspace, in floats.
+struct Layout {
+  std::int64_t queries;  ///< in a block; times the heads that share keys they half fill an L2 cache
+  std::int64_t width;    ///< padded head_dim
+  std::int64_t query_tile, key_tile, scores, vectors;
+
+  explicit Layout(const Heads& heads)
+      : queries(heads.group >= 4 ? 48 : 96),
+        width(padded(heads.dim)),
+        query_tile(heads.group * queries * width),
+        key_tile(kKeyBlock * width),
+        scores(queries * kKeyBlock),
+        vectors(padded(2 * heads.group * queries) + width) {}
+
+  std::int64_t forward() const {  // q, o; k, v; scores; max and sum of rows, a row
+    return 2 * query_tile + 2 * key_tile + scores + vectors;
+  }
+  std::int64_t backward(std::int64_t tokens) const {
+    // q and d_o as rows and as panels, d_q; k, v transposed, k; p, ds; lse and delta, a row; d_k
+    // and d_v of a sequence
+    return 5 * query_tile + 3 * key_tile + 2 * scores + vectors + 2 * tokens * width;
+  }
+};
+
+/// cu_seqlens: 0, then the end of each sequence.
+class Offsets {
+ public:
+  explicit Offsets(const TensorView& list) : list_(list), count_(list.rows * list.cols) {}
+  std::int64_t sequences() const { return std::max<std::int64_t>(count_ - 1, 0); }
+  std::int64_t operator[](std::int64_t i) const {
+    return list_.dtype == DType::i64 ? list_.as<std::int64_t>()[i] : list_.as<std::int32_t>()[i];
+  }
+  /// The sequence that a token lies in.
+  std::int64_t sequence_of(std::int64_t token) const {
+    std::int64_t low = 0, high = sequences() - 1;
+    while (low < high) {
+      const std::int64_t middle = (low + high) / 2;
+      if ((*this)[middle + 1] > token) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+
+ private:
+  const TensorView& list_;
+  std::int64_t count_;
+};
+
+}  // namespace
+}  // namespace coda::cpu
+#endif  // CODA_ATTENTION_LAYOUT
+
+HWY_BEFORE_NAMESPACE();
+namespace coda::cpu {
+namespace HWY_NAMESPACE {
+
+/// Keys of a block that query t may see: those before and at it.
+inline std::int64_t visible(std::int64_t t, std::int64_t first_key, std::int64_t keys) {
+  return std::clamp<std::int64_t>(t - first_key + 1, 0, keys);
+}
+
+/// Columns that a softmax step writes: up to kMicroRows beyond the visible ones are zeroed, since
+/// products take six rows at a time.
+inline std::int64_t zeroed(std::int64_t seen) {
+  const std::int64_t step = lanes();
+  return std::min((seen + kMicroRows + step - 1) / step * step, kKeyBlock);
+}
+
+/// Packs rows [first, first + n) of columns [col, col + dim) of a tensor, transposed, for a product
+/// over the features; columns that fill the last panel are zero.
+inline void pack_transposed(const TensorView& from, std::int64_t first, std::int64_t n,
+                            std::int64_t col, std::int64_t dim, float* row, float* panels) {
+  const std::int64_t panel = panel_width();
+  for (std::int64_t r = 0; r < n; ++r) {
+    copy_row(from, first + r, col, dim, 1.0f, row, dim);
+    pack_column(row, dim, r, panels);
+  }
+  std::fill_n(row, dim, 0.0f);
+  for (std::int64_t r = n; r % panel != 0; ++r) pack_column(row, dim, r, panels);
+}
+
+/// One block of queries [first, last) (tokens) of the sequence that begins at token `begin`, for
+/// the query heads of key-value head g.
+void forward_block(const OpaqueCall& call, std::int64_t begin, std::int64_t first,
+                   std::int64_t last, std::int64_t g, float* workspace) {
+  const Heads heads(call.attrs);
+  const Layout layout(heads);
+  const std::int64_t dim = heads.dim, width = layout.width, n = last - first;
+  const TensorView &q_in = call.inputs[0], &k_in = call.inputs[1], &v_in = call.inputs[2];
+  const TensorView &o_out = call.outputs[0], &lse_out = call.outputs[1];
+  float* q = workspace;
+  float* o = q + layout.query_tile;
+  float* keys_t = o + layout.query_tile;
+  float* values = keys_t + layout.key_tile;
+  float* scores = values + layout.key_tile;
+  float* row_max = scores + layout.scores;
+  float* row_total = row_max + heads.group * layout.queries;
+  float* row = row_max + padded(2 * heads.group * layout.queries);
+
+  for (std::int64_t h = 0; h < heads.group; ++h) {
+    for (std::int64_t t = 0; t < n; ++t) {
+      copy_row(q_in, first + t, (g * heads.group + h) * dim, dim, heads.scale,
+               q + (h * layout.queries + t) * width, width);
+    }
+    std::fill_n(row_max + h * layout.queries, n, -std::numeric_limits<float>::infinity());
+    std::fill_n(row_total + h * layout.queries, n, 0.0f);
+    std::fill_n(o + h * layout.queries * width, n * width, 0.0f);
+  }
+
+  for (std::int64_t key = begin; key < last; key += kKeyBlock) {
+    const std::int64_t keys = std::min(kKeyBlock, last - key);
+    pack_transposed(k_in, key, keys, g * dim, dim, row, keys_t);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      copy_row(v_in, key + j, g * dim, dim, 1.0f, row, width);
+      pack_row(row, width, keys, j, values);
+    }
+    const std::int64_t start = std::max<std::int64_t>(key - first, 0);  // earlier ones see nothing
+    const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
+    for (std::int64_t h = 0; h < heads.group; ++h) {
+      const Elements q_rows{q + h * layout.queries * width, width, 1};
+      product(start, n, keys, q_rows, keys_t, dim, scores, kKeyBlock, false,
+              [&](std::int64_t i, std::int64_t m) {
+                return Extent{seen_by(i + m - 1), 0, dim};
+              });
+      float* o_rows = o + h * layout.queries * width;
+      for (std::int64_t t = start; t < n; ++t) {
+        float* s = scores + t * kKeyBlock;
+        float& largest = row_max[h * layout.queries + t];
+        float& total = row_total[h * layout.queries + t];
+        const float before = largest;
+        largest = std::max(before, max_of(s, seen_by(t)));
+        const float here = exponentials(s, seen_by(t), zeroed(seen_by(t)), largest);
+        if (largest == before) {
+          total += here;
+        } else {
+          const float shrink = std::exp(before - largest);
+          total = total * shrink + here;
+          scale_row(o_rows + t * width, width, shrink);
+        }
+      }
+      product(start, n, dim, Elements{scores, kKeyBlock, 1}, values, keys, o_rows, width, true,
+              [&](std::int64_t i, std::int64_t m) {
+                return Extent{dim, 0, seen_by(i + m - 1)};
+              });
+    }
+  }
+
+  for (std::int64_t h = 0; h < heads.group; ++h) {
+    for (std::int64_t t = 0; t < n; ++t) {
+      const std::int64_t i = h * layout.queries + t, head = g * heads.group + h;
+      store_row(o + i * width, dim, 1.0f / row_total[i], o_out, first + t, head * dim);
+      lse_out.as<float>()[(first + t) * lse_out.stride + head] =
+          row_max[i] + std::log(row_total[i]);
+    }
+  }
+}
+
+/// All of one sequence, tokens [begin, end), for key-value head g and its query heads: blocks of
+/// queries in ascending order, within each the blocks of keys.
+void backward_sequence(const OpaqueCall& call, std::int64_t begin, std::int64_t end, std::int64_t g,
+                       float* workspace) {
+  const Heads heads(call.attrs);
+  const Layout layout(heads);
+  const std::int64_t dim = heads.dim, width = layout.width, tokens = end - begin;
+  const TensorView &q_in = call.inputs[0], &k_in = call.inputs[1], &v_in = call.inputs[2];
+  const TensorView &o_in = call.inputs[4], &lse_in = call.inputs[5], &d_o_in = call.inputs[6];
+  const TensorView &d_q_out = call.outputs[0], &d_k_out = call.outputs[1];
+  const TensorView& d_v_out = call.outputs[2];
+  float* q = workspace;
+  float* q_panels = q + layout.query_tile;
+  float* d_o = q_panels + layout.query_tile;
+  float* d_o_panels = d_o + layout.query_tile;
+  float* d_q = d_o_panels + layout.query_tile;
+  float* keys_t = d_q + layout.query_tile;
+  float* values_t = keys_t + layout.key_tile;
+  float* keys_panels = values_t + layout.key_tile;
+  float* p = keys_panels + layout.key_tile;
+  float* ds = p + layout.scores;
+  float* lse = ds + layout.scores;
+  float* delta = lse + heads.group * layout.queries;
+  float* row = lse + padded(2 * heads.group * layout.queries);
+  float* d_k = row + width;
+  float* d_v = d_k + tokens * width;
+  std::fill_n(d_k, 2 * tokens * width, 0.0f);
+
+  for (std::int64_t first = begin; first < end; first += layout.queries) {
+    const std::int64_t n = std::min(layout.queries, end - first), last = first + n;
+    for (std::int64_t h = 0; h < heads.group; ++h) {
+      const std::int64_t head = g * heads.group + h, at = h * layout.queries;
+      for (std::int64_t t = 0; t < n; ++t) {
+        float* q_row = q + (at + t) * width;
+        float* d_o_row = d_o + (at + t) * width;
+        copy_row(q_in, first + t, head * dim, dim, heads.scale, q_row, width);
+        copy_row(d_o_in, first + t, head * dim, dim, 1.0f, d_o_row, width);
+        copy_row(o_in, first + t, head * dim, dim, 1.0f, row, width);
+        pack_row(q_row, width, n, t, q_panels + at * width);
+        pack_row(d_o_row, width, n, t, d_o_panels + at * width);
+        delta[at + t] = dot(d_o_row, row, width);
+        lse[at + t] = lse_in.as<float>()[(first + t) * lse_in.stride + head];
+      }
+    }
+    std::fill_n(d_q, layout.query_tile, 0.0f);
+
+    for (std::int64_t key = begin; key < last; key += kKeyBlock) {
+      const std::int64_t keys = std::min(kKeyBlock, last - key);
+      pack_transposed(k_in, key, keys, g * dim, dim, row, keys_t);
+      pack_transposed(v_in, key, keys, g * dim, dim, row, values_t);
+      for (std::int64_t j = 0; j < keys; ++j) {
+        copy_row(k_in, key + j, g * dim, dim, 1.0f, row, width);
+        pack_row(row, width, keys, j, keys_panels);
+      }
+      const std::int64_t start = std::max<std::int64_t>(key - first, 0);
+      const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
+      // Of a product over queries, keys [i, ...) need those from the first that sees key i.
+      const auto over_queries = [&](std::int64_t i, std::int64_t) {
+        return Extent{dim, std::max<std::int64_t>(key + i - first, 0), n};
+      };
+      const auto over_keys = [&](std::int64_t i, std::int64_t m) {
+        return Extent{dim, 0, seen_by(i + m - 1)};
+      };
+      const auto over_features = [&](std::int64_t i, std::int64_t m) {
+        return Extent{seen_by(i + m - 1), 0, dim};
+      };
+      float* d_k_rows = d_k + (key - begin) * width;
+      float* d_v_rows = d_v + (key - begin) * width;
+      for (std::int64_t h = 0; h < heads.group; ++h) {
+        const std::int64_t at = h * layout.queries;
+        product(start, n, keys, Elements{q + at * width, width, 1}, keys_t, dim, p, kKeyBlock,
+                false, over_features);
+        product(start, n, keys, Elements{d_o + at * width, width, 1}, values_t, dim, ds, kKeyBlock,
+                false, over_features);
+        for (std::int64_t t = start; t < n; ++t) {
+          const std::int64_t seen = seen_by(t), columns = zeroed(seen);
+          exponentials(p + t * kKeyBlock, seen, columns, lse[at + t]);
+          score_gradient(p + t * kKeyBlock, ds + t * kKeyBlock, seen, columns, delta[at + t]);
+        }
+        product(0, keys, dim, Elements{p, 1, kKeyBlock}, d_o_panels + at * width, n, d_v_rows,
+                width, true, over_queries);
+        product(0, keys, dim, Elements{ds, 1, kKeyBlock}, q_panels + at * width, n, d_k_rows, width,
+                true, over_queries);
+        product(start, n, dim, Elements{ds, kKeyBlock, 1}, keys_panels, keys, d_q + at * width,
+                width, true, over_keys);
+      }
+    }
+    for (std::int64_t h = 0; h < heads.group; ++h) {
+      for (std::int64_t t = 0; t < n; ++t) {
+        store_row(d_q + (h * layout.queries + t) * width, dim, heads.scale, d_q_out, first + t,
+                  (g * heads.group + h) * dim);
+      }
+    }
+  }
+  for (std::int64_t j = 0; j < tokens; ++j) {
+    store_row(d_k + j * width, dim, 1.0f, d_k_out, begin + j, g * dim);
+    store_row(d_v + j * width, dim, 1.0f, d_v_out, begin + j, g * dim);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace coda::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace coda::cpu {
+namespace {
+
+HWY_EXPORT(forward_block);
+HWY_EXPORT(backward_sequence);
+
+/// The thread's part of the workspace.
+float* part_of(const OpaqueCall& call, int thread, std::int64_t needed) {
+  const std::size_t each = call.workspace.size() / static_cast<std::size_t>(call.pool.threads()) /
+                           kPad / sizeof(float) * kPad;
+  internal_check(static_cast<std::int64_t>(each) >= needed,
+                 "attention: a workspace of {} floats a thread is too small for {}", each, needed);
+  return reinterpret_cast<float*>(call.workspace.data()) + static_cast<std::size_t>(thread) * each;
+}
+
+std::size_t forward_workspace(const Attrs& attrs, std::int64_t, int threads) {
+  return static_cast<std::size_t>(Layout(Heads(attrs)).forward() * threads) * sizeof(float);
+}
+
+std::size_t backward_workspace(const Attrs& attrs, std::int64_t max_tokens, int threads) {
+  return static_cast<std::size_t>(Layout(Heads(attrs)).backward(max_tokens) * threads) *
+         sizeof(float);
+}
+
+/// Blocks of [0, M), cut where sequences end; the last ones, which see most keys, come first.
+void run_forward(const OpaqueCall& call) {
+  const Heads heads(call.attrs);
+  const Layout layout(heads);
+  const Offsets offsets(call.inputs[3]);
+  const std::int64_t blocks = (call.tokens + layout.queries - 1) / layout.queries;
+  call.pool.parallel_for(blocks * heads.kv_heads, [&](std::int64_t task, int thread) {
+    const std::int64_t block = blocks - 1 - task / heads.kv_heads;
+    const std::int64_t stop = std::min((block + 1) * layout.queries, call.tokens);
+    float* mine = part_of(call, thread, layout.forward());
+    for (std::int64_t first = block * layout.queries; first < stop;) {
+      const std::int64_t s = offsets.sequence_of(first);
+      const std::int64_t last = std::min(stop, offsets[s + 1]);
+      HWY_DYNAMIC_DISPATCH(forward_block)
+      (call, offsets[s], first, last, task % heads.kv_heads, mine);
+      first = last;
+    }
+  });
+}
+
+void run_backward(const OpaqueCall& call) {
+  const Heads heads(call.attrs);
+  const Offsets offsets(call.inputs[3]);
+  const std::int64_t tasks = offsets.sequences() * heads.kv_heads;
+  call.pool.parallel_for(tasks, [&](std::int64_t task, int thread) {
+    const std::int64_t s = task / heads.kv_heads, begin = offsets[s], end = offsets[s + 1];
+    if (begin == end) return;
+    HWY_DYNAMIC_DISPATCH(backward_sequence)
+    (call, begin, end, task % heads.kv_heads,
+     part_of(call, thread, Layout(heads).backward(end - begin)));
+  });
+}
+
+}  // namespace
+
+const OpaqueKernel kAttention{forward_workspace, run_forward};
+const OpaqueKernel kAttentionBackward{backward_workspace, run_backward};
+
+}  // namespace coda::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,123 @@
+// Attention as its definition says, one score at a time, in double.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/element.h"
+#include "backend/reference/opaque_kernels.h"
+
+namespace coda::reference {
+namespace {
+
+struct Heads {
+  std::int64_t count, group, dim;  ///< query heads, query heads per key-value head, dimension
+
+  explicit Heads(const Attrs& attrs)
+      : count(attrs.index), group(attrs.index / attrs.index2), dim(attrs.period) {}
+};
+
+std::int64_t offset(const TensorView& cu_seqlens, std::int64_t i) {
+  return cu_seqlens.dtype == DType::i64 ? cu_seqlens.as<std::int64_t>()[i]
+                                        : cu_seqlens.as<std::int32_t>()[i];
+}
+
+/// Calls body(begin, t, h) for every token t of every sequence, which begins at `begin`, and every
+/// query head.
+template <class Body>
+void for_each_query(const Heads& heads, const TensorView& cu_seqlens, const Body& body) {
+  const std::int64_t sequences = cu_seqlens.rows * cu_seqlens.cols - 1;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const std::int64_t begin = offset(cu_seqlens, s), end = offset(cu_seqlens, s + 1);
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::int64_t h = 0; h < heads.count; ++h) body(begin, t, h);
+    }
+  }
+}
+
+/// Head `a_head` of row `a_row` times head `b_head` of row `b_row`.
+double dot(const TensorView& a, std::int64_t a_row, std::int64_t a_head, const TensorView& b,
+           std::int64_t b_row, std::int64_t b_head, std::int64_t dim) {
+  double total = 0;
+  for (std::int64_t c = 0; c < dim; ++c) {
+    total += read_element(a, a_row, a_head * dim + c) * read_element(b, b_row, b_head * dim + c);
+  }
+  return total;
+}
+
+/// Scaled scores of query (t, h) against keys [begin, t].
+std::vector<double> scores(const Heads& heads, double scale, const TensorView& q,
+                           const TensorView& k, std::int64_t begin, std::int64_t t,
+                           std::int64_t h) {
+  std::vector<double> s;
+  for (std::int64_t j = begin; j <= t; ++j) {
+    s.push_back(scale * dot(q, t, h, k, j, h / heads.group, heads.dim));
+  }
+  return s;
+}
+
+}  // namespace
+
+void attention_forward(const Attrs& attrs, const TensorView& q, const TensorView& k,
+                       const TensorView& v, const TensorView& cu_seqlens, const TensorView& o,
+                       const TensorView& lse) {
+  const Heads heads(attrs);
+  for_each_query(heads, cu_seqlens, [&](std::int64_t begin, std::int64_t t, std::int64_t h) {
+    const std::vector<double> s = scores(heads, attrs.value, q, k, begin, t, h);
+    const double largest = *std::max_element(s.begin(), s.end());
+    double total = 0;
+    for (const double x : s) total += std::exp(x - largest);
+    for (std::int64_t c = 0; c < heads.dim; ++c) {
+      double value = 0;
+      for (std::size_t j = 0; j < s.size(); ++j) {
+        value +=
+            std::exp(s[j] - largest) / total *
+            read_element(v, begin + static_cast<std::int64_t>(j), h / heads.group * heads.dim + c);
+      }
+      write_element(o, t, h * heads.dim + c, value);
+    }
+    write_element(lse, t, h, largest + std::log(total));
+  });
+}
+
+void attention_backward(const Attrs& attrs, const TensorView& q, const TensorView& k,
+                        const TensorView& v, const TensorView& cu_seqlens, const TensorView& o,
+                        const TensorView& lse, const TensorView& d_o, const TensorView& d_q,
+                        const TensorView& d_k, const TensorView& d_v) {
+  const Heads heads(attrs);
+  std::vector<double> q_sum(static_cast<std::size_t>(d_q.rows * d_q.cols), 0.0);
+  std::vector<double> k_sum(static_cast<std::size_t>(d_k.rows * d_k.cols), 0.0);
+  std::vector<double> v_sum(static_cast<std::size_t>(d_v.rows * d_v.cols), 0.0);
+  const auto at = [](std::vector<double>& sums, const TensorView& like, std::int64_t row,
+                     std::int64_t col) -> double& {
+    return sums[static_cast<std::size_t>(row * like.cols + col)];
+  };
+  for_each_query(heads, cu_seqlens, [&](std::int64_t begin, std::int64_t t, std::int64_t h) {
+    const std::int64_t g = h / heads.group;
+    const std::vector<double> s = scores(heads, attrs.value, q, k, begin, t, h);
+    const double log_total = read_element(lse, t, h);
+    const double delta = dot(d_o, t, h, o, t, h, heads.dim);
+    for (std::size_t i = 0; i < s.size(); ++i) {
+      const std::int64_t j = begin + static_cast<std::int64_t>(i);
+      const double p = std::exp(s[i] - log_total);
+      const double ds = p * (dot(d_o, t, h, v, j, g, heads.dim) - delta);
+      for (std::int64_t c = 0; c < heads.dim; ++c) {
+        const std::int64_t qc = h * heads.dim + c, kc = g * heads.dim + c;
+        at(q_sum, d_q, t, qc) += attrs.value * ds * read_element(k, j, kc);
+        at(k_sum, d_k, j, kc) += attrs.value * ds * read_element(q, t, qc);
+        at(v_sum, d_v, j, kc) += p * read_element(d_o, t, qc);
+      }
+    }
+  });
+  const auto store = [&](std::vector<double>& sums, const TensorView& to) {
+    for (std::int64_t r = 0; r < to.rows; ++r) {
+      for (std::int64_t c = 0; c < to.cols; ++c) write_element(to, r, c, at(sums, to, r, c));
+    }
+  };
+  store(q_sum, d_q);
+  store(k_sum, d_k);
+  store(v_sum, d_v);
+}
+
+}  // namespace coda::reference
