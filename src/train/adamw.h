@@ -1,0 +1,52 @@
+// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) with clipping
+// by the global norm, and the learning-rate schedule. Serial: a step moves a few bytes a weight,
+// which is small beside the matrix products, and its bits depend on nothing else.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "train/model.h"
+
+namespace coda {
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;  ///< of matrices; vectors (norm weights) do not decay
+};
+
+class AdamW {
+ public:
+  AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options);
+
+  /// Updates every value from gradient_scale * its gradient. `step` counts from 1.
+  void update(std::int64_t step, double learning_rate, double gradient_scale);
+
+  /// Running means of the gradient and of its square, one element a weight; for checkpoints.
+  std::span<float> first_moment(std::size_t parameter) { return first_[parameter]; }
+  std::span<float> second_moment(std::size_t parameter) { return second_[parameter]; }
+
+ private:
+  const std::vector<Parameter>& parameters_;
+  AdamWOptions options_;
+  std::vector<std::vector<float>> first_, second_;
+};
+
+/// Euclidean norm of all gradients together, summed in double.
+double gradient_norm(const std::vector<Parameter>& parameters);
+
+/// Rises linearly from peak / warmup at step 1 to peak at step `warmup`, then falls as half a
+/// cosine to `least` at step `steps`. Steps count from 1.
+struct Schedule {
+  double peak = 1e-3;
+  double least = 1e-4;
+  std::int64_t warmup = 0;
+  std::int64_t steps = 1;
+
+  double at(std::int64_t step) const;
+};
+
+}  // namespace coda

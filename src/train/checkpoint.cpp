@@ -1,0 +1,182 @@
+#include "train/checkpoint.h"
+
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/check.h"
+#include "base/convert.h"
+#include "train/file.h"
+#include "train/safetensors.h"
+
+namespace coda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+
+fs::path fresh(const fs::path& path) { return fs::path(path) += ".new"; }
+
+void write_fresh(const fs::path& path, std::span<const StoredTensor> tensors, std::int64_t step) {
+  SafetensorsImage image =
+      safetensors_image(tensors, {{"format", "pt"}, {"step", fmt::format("{}", step)}});
+  image.chunks.insert(image.chunks.begin(), std::as_bytes(std::span(image.header)));
+  write_file(fresh(path), image.chunks);
+}
+
+StoredTensor stored_f32(std::string name, const Parameter& p, std::span<const float> values) {
+  return {std::move(name), "F32", p.shape, std::as_bytes(values)};
+}
+
+std::vector<std::vector<std::uint16_t>> rounded_to_bf16(const std::vector<Parameter>& parameters) {
+  std::vector<std::vector<std::uint16_t>> rounded;
+  for (const Parameter& p : parameters) {
+    auto& values = rounded.emplace_back(p.value.size());
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = bf16_from_f32(p.value[i]);
+  }
+  return rounded;
+}
+
+/// The step that a file was written at.
+std::int64_t step_of(const SafetensorsFile& file) {
+  const auto it = file.metadata().find("step");
+  std::int64_t step = -1;
+  if (it != file.metadata().end()) {
+    const std::string& text = it->second;
+    const auto result = std::from_chars(text.data(), text.data() + text.size(), step);
+    if (result.ec != std::errc() || result.ptr != text.data() + text.size()) step = -1;
+  }
+  if (step < 0) {
+    throw_error<UsageError>(
+        "{}: expected a training step in its metadata, got {}. This file was "
+        "not written by `coda train`.",
+        file.path().string(), it == file.metadata().end() ? "nothing" : "\"" + it->second + "\"");
+  }
+  return step;
+}
+
+void read_into(const SafetensorsFile& file, const std::string& name, const Parameter& p,
+               std::span<float> out) {
+  const StoredTensor& tensor = file.at(name);
+  if (tensor.shape != p.shape) {
+    throw_error<UsageError>("{}: tensor \"{}\": expected shape [{}], got {}.", file.path().string(),
+                            name, fmt::join(p.shape, ", "), describe(tensor));
+  }
+  read_f32(tensor, out, file.path().string());
+}
+
+/// Keeps the lines up to `step`, drops the rest (and a last line that a crash cut short).
+void truncate_metrics(const fs::path& path, std::int64_t step) {
+  if (!fs::exists(path)) return;
+  const std::string text = read_file(path);
+  std::string kept;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    if (end == std::string::npos) break;
+    const std::string line = text.substr(at, end + 1 - at);
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+        json["step"].get<std::int64_t>() <= step) {
+      kept += line;
+    }
+    at = end + 1;
+  }
+  replace_file(path, kept);
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(fs::path folder, DType dtype) : folder_(std::move(folder)), dtype_(dtype) {}
+
+void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer) const {
+  const std::vector<Parameter>& parameters = model.parameters();
+  const bool bf16 = dtype_ == DType::bf16;
+  std::vector<std::vector<std::uint16_t>> rounded;
+  if (bf16) rounded = rounded_to_bf16(parameters);
+  std::vector<StoredTensor> weights, state;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    weights.push_back(
+        bf16 ? StoredTensor{p.name, "BF16", p.shape, std::as_bytes(std::span(rounded[i]))}
+             : stored_f32(p.name, p, p.value));
+    if (bf16) state.push_back(stored_f32("master." + p.name, p, p.value));
+    state.push_back(stored_f32("first_moment." + p.name, p, optimizer.first_moment(i)));
+    state.push_back(stored_f32("second_moment." + p.name, p, optimizer.second_moment(i)));
+  }
+  write_fresh(folder_ / kModelFile, weights, step);
+  write_fresh(folder_ / kOptimizerFile, state, step);
+  rename_file(fresh(folder_ / kOptimizerFile), folder_ / kOptimizerFile);
+  rename_file(fresh(folder_ / kModelFile), folder_ / kModelFile);
+}
+
+std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
+  const SafetensorsFile state(folder_ / kOptimizerFile);
+  const std::int64_t step = step_of(state);
+  const fs::path current = folder_ / kModelFile;
+  const bool matches = fs::exists(current) && step_of(SafetensorsFile(current)) == step;
+  if (!matches) {
+    const fs::path next = fresh(current);
+    if (!fs::exists(next) || step_of(SafetensorsFile(next)) != step) {
+      throw_error<UsageError>(
+          "{}: expected weights of step {} ({} is of that step), got another step. The two files "
+          "come from different saves; restore them from one.",
+          current.string(), step, kOptimizerFile);
+    }
+    rename_file(next, current);
+  }
+  const SafetensorsFile weights(current);
+  const std::vector<Parameter>& parameters = model.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (dtype_ == DType::bf16) {
+      read_into(state, "master." + p.name, p, p.value);
+    } else {
+      read_into(weights, p.name, p, p.value);
+    }
+    read_into(state, "first_moment." + p.name, p, optimizer.first_moment(i));
+    read_into(state, "second_moment." + p.name, p, optimizer.second_moment(i));
+  }
+  model.values_changed();
+  truncate_metrics(folder_ / "metrics.jsonl", step);
+  return step;
+}
+
+void Checkpoint::log(std::string_view line) const {
+  const fs::path path = folder_ / "metrics.jsonl";
+  std::ofstream file(path, std::ios::app | std::ios::binary);
+  file << line << '\n' << std::flush;
+  if (!file) throw_error<BackendError>("{}: cannot append a line.", path.string());
+}
+
+void load_weights(Model& model, const fs::path& folder) {
+  const ModelFolder files(folder);
+  std::set<std::string> unknown;
+  for (const std::string& name : files.names()) {
+    if (!name.ends_with("rotary_emb.inv_freq") && name != "lm_head.weight") unknown.insert(name);
+  }
+  for (const Parameter& p : model.parameters()) {
+    const ModelFolder::Entry entry = files.find(p.name);
+    if (entry.tensor == nullptr) {
+      throw_error<UsageError>("{}: expected a tensor \"{}\" of shape [{}], got none of that name.",
+                              folder.string(), p.name, fmt::join(p.shape, ", "));
+    }
+    read_into(*entry.file, p.name, p, p.value);
+    unknown.erase(p.name);
+  }
+  if (!unknown.empty()) {
+    throw_error<UsageError>(
+        "{}: expected only a LLaMA's tensors, got also \"{}\"{}.", folder.string(),
+        *unknown.begin(),
+        unknown.size() > 1 ? fmt::format(" and {} more", unknown.size() - 1) : "");
+  }
+  model.values_changed();
+}
+
+}  // namespace coda
