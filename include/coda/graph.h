@@ -4,6 +4,11 @@
 // Nodes are hash-consed while building: equal (op, operands, attrs) are one node (CSE), adds and
 // muls order their operands by id, and 0 / 1 / constants fold. Node ids are topological: operands
 // come first. A Graph is not thread-safe; a Tensor is a handle valid while its Graph lives.
+//
+// Canonical forms: cols and rows sink towards the leaves through elementwise ops, cat_cols and
+// cat_rows rise towards the results; halves of the whole width are cols and cat_cols; broadcasts
+// are stripped where the other operand has the shape; sums pull out factors that are constant along
+// what is summed.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +55,7 @@ class Tensor {
   Tensor(Graph* graph, NodeId id) : graph_(graph), id_(id) {}
   Graph& graph() const { return *graph_; }
   NodeId id() const { return id_; }
-  const Type& type() const;
+  Type type() const;
   explicit operator bool() const { return graph_ != nullptr; }
 
  private:
@@ -83,9 +88,17 @@ class Graph {
   Tensor at(NodeId id) { return Tensor(this, id); }
   NodeId find_input(std::string_view name) const;  ///< kNoNode if absent
 
+  /// Nodes with smaller ids are atoms: no simplification opens them to move their factors. Rewrites
+  /// of the backward phase set it, so that a stored z = acc * rstd is not taken apart again.
+  void set_atoms_below(NodeId id) { atoms_below_ = id; }
+  NodeId atoms_below() const { return atoms_below_; }
+
  private:
+  Tensor input(std::string_view name, const Type& type);
   NodeId intern(Node node);
   std::vector<Node> nodes_;
+  NodeId atoms_below_ = 0;
+  std::unordered_map<std::string, NodeId> inputs_;
   std::unordered_multimap<std::size_t, NodeId> index_;  ///< hash of (op, in, attrs) -> candidates
 };
 
@@ -96,7 +109,9 @@ Tensor operator*(Tensor a, Tensor b);
 Tensor operator/(Tensor a, Tensor b);
 Tensor operator-(Tensor a);
 Tensor operator+(Tensor a, double b);
+Tensor operator-(Tensor a, double b);
 Tensor operator*(Tensor a, double b);
+Tensor operator/(Tensor a, double b);
 Tensor exp(Tensor x);
 Tensor log(Tensor x);
 Tensor tanh(Tensor x);
@@ -104,6 +119,12 @@ Tensor sigmoid(Tensor x);
 Tensor rsqrt(Tensor x);
 Tensor erf(Tensor x);
 Tensor maximum(Tensor a, Tensor b);
+Tensor maximum(Tensor a, double b);
+Tensor greater(Tensor a, Tensor b);  ///< 1 where a > b, else 0; no derivative
+Tensor equal(Tensor a, Tensor b);    ///< 1 where a = b, else 0; no derivative
+Tensor cast(Tensor x, DType dtype);  ///< rounds; the derivative passes through
+/// x with the kind and extents of a larger type; x itself if it has them.
+Tensor broadcast(Tensor x, Type type);
 Tensor cols(Tensor x, std::int64_t lo, std::int64_t hi);
 Tensor cat_cols(const std::vector<Tensor>& parts);
 Tensor rows(Tensor weight, std::int64_t lo, std::int64_t hi);
@@ -113,17 +134,21 @@ Tensor second_of_pair(Tensor x, Pairs pairs);
 Tensor join(Tensor first, Tensor second, Pairs pairs);
 /// Rotates each pair of x by pos * freq turns. pos: i32 [M]; freq: f32 [P], P = pairs.period (head
 /// dimension): entries 0..P/2-1 the high parts, P/2..P-1 the low parts of turns per position.
+/// interleaved takes P from freq.
 Tensor rotate(Tensor x, Tensor pos, Tensor freq, Pairs pairs);
-Tensor segment_sum(Tensor x, std::int64_t period);        // [M, n] -> [M, n / period]
-Tensor segment_broadcast(Tensor x, std::int64_t period);  // [M, n] -> [M, n * period]
-Tensor repeat(Tensor row, std::int64_t times);            // [p] -> [p * times]
-Tensor row_sum(Tensor x);                                 // [M, n] -> [M]
-Tensor row_max(Tensor x);                                 // [M, n] -> [M]
-Tensor col_sum(Tensor x);                                 // [M, n] -> [n]
+Tensor unrotate(Tensor x, Tensor pos, Tensor freq, Pairs pairs);  ///< by the negative angle
+Tensor segment_sum(Tensor x, std::int64_t period);                // [M, n] -> [M, n / period]
+Tensor segment_broadcast(Tensor x, std::int64_t period);          // [M, n] -> [M, n * period]
+Tensor repeat(Tensor row, std::int64_t times);                    // [p] -> [p * times]
+Tensor fold(Tensor row, std::int64_t times);                      // [p * times] -> [p], summed
+Tensor row_sum(Tensor x);                                         // [M, n] -> [M]
+Tensor row_max(Tensor x);                                         // [M, n] -> [M]
+Tensor col_sum(Tensor x);                                         // [M, n] -> [n]
 Tensor lse(Tensor x);       // [M, n] -> [M], log of the sum of exponentials of each row
 Tensor sum(Tensor vector);  // col or row -> scalar
 Tensor pick(Tensor x, Tensor targets,
-            std::int64_t ignore_index = -100);                   // [M, n] -> [M]; ignored: 0
+            std::int64_t ignore_index = -100);  // [M, n] -> [M]; ignored: 0
+Tensor onehot(Tensor targets, std::int64_t classes, std::int64_t ignore_index = -100);
 Tensor valid(Tensor targets, std::int64_t ignore_index = -100);  // [M] of 1 and 0
 Tensor matmul_nt(Tensor a, Tensor b);                            // [M, k] [n, k] -> [M, n]
 Tensor matmul_nn(Tensor a, Tensor b);                            // [M, n] [n, k] -> [M, k]
@@ -138,8 +163,12 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n
 /// error of the run.
 Tensor embedding(Tensor table, Tensor ids);
 
-/// One line a node: `%12 = mul %3, %7 : [M, 64]`.
+/// One line a node: `%12 = mul %3, %7 : [M, 64]`; inputs by name.
 std::string to_string(const Graph& graph);
+/// Only what the roots need, numbered from 0, and a last line that names the roots.
+std::string to_string(const Graph& graph, const std::vector<Tensor>& roots);
+/// "tile [M, 64]"
+std::string to_string(const Type& type);
 
 // --- reverse mode ---
 /// An output and the cotangent that arrives for it (same type as value; kind scalar: may be

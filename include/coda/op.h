@@ -52,7 +52,7 @@ enum class Op : std::uint8_t {
   greater,
   equal,
   cast,       ///< round to attrs.dtype, value stays fp32
-  broadcast,  ///< a col, row or scalar as a tile of attrs.hi columns (or a scalar as a col/row)
+  broadcast,  ///< a col, row or scalar as a tile of attrs.hi columns; see Attrs::index
   // pairs of columns (attrs.layout, attrs.period)
   first_of_pair,
   second_of_pair,
@@ -112,15 +112,21 @@ enum class Opaque : std::uint8_t {
 /// Everything an op needs besides its operands. Fields that an op does not use stay at default,
 /// so that equality of (op, operands, attrs) is equality of values (hash-consing, CSE).
 struct Attrs {
-  double value = 0;             ///< constant; attention: softmax scale
-  std::int64_t lo = 0, hi = 0;  ///< cols, rows: the range; broadcast, repeat: hi; matmul: unused
-  std::int64_t period = 0;      ///< pairs, segments; opaque attention: head_dim
+  double value = 0;  ///< constant; attention: softmax scale
+  /// cols, rows: the range. broadcast: hi columns, lo rows (of a weight). repeat, fold: hi times.
+  /// pick, onehot: hi classes. matmul: unused.
+  std::int64_t lo = 0, hi = 0;
+  /// Segments; halves (never the whole width: that is cols and cat_cols); rotate and unrotate, in
+  /// both layouts: the head dimension = width of freq; opaque attention: head_dim.
+  std::int64_t period = 0;
   PairLayout layout = PairLayout::interleaved;
   DType dtype = DType::f32;                       ///< cast
   bool transpose_a = false, transpose_b = false;  ///< matmul: tokens-major A^T (tn), B^T (nt)
   Finish finish = Finish::none;
   std::int64_t ignore_index = -100;
-  std::int32_t index = 0;   ///< proj: which output; opaque attention: n_heads
+  /// proj: which output; opaque attention: n_heads; broadcast: the Kind made (tile, weight from row
+  /// or scalar; col, row from scalar).
+  std::int32_t index = 0;
   std::int32_t index2 = 0;  ///< opaque attention: n_kv_heads; embedding: vocabulary
   Opaque opaque = Opaque::none;
   auto operator<=>(const Attrs&) const = default;

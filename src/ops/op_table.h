@@ -27,8 +27,12 @@ enum class OpClass : std::uint8_t {
 
 /// Derivative and inverse rules are expressions over op names in a small language: `dy`, `y`, the
 /// operands `a`, `b`, `c`, numbers, + - * / and op calls, e.g. "dy * (1 - y * y)" for tanh. A call
-/// copies the node's attributes (unrotate(dy, b, c) uses the pairs of the node). Whoever applies a
-/// rule sums a broadcast away. Empty: not differentiable in that operand (integers, comparisons).
+/// copies the node's attributes (unrotate(dy, b, c) uses the pairs of the node). Besides ops there
+/// are matmul_nt, _nn, _tn; pad_cols / pad_rows (zeros around x, to the operand's extent) and
+/// part_cols / part_rows (the operand's own columns / rows of x); join(x, 0) fills with zeros.
+/// Whoever applies a rule sums a broadcast away, or broadcasts what a reduction summed. Empty: not
+/// differentiable in that operand (integers, comparisons). An op of any arity has one rule for all
+/// its operands.
 struct OpRow {
   Op op;
   std::string_view name;
@@ -38,13 +42,17 @@ struct OpRow {
   std::string_view shapes;                     ///< for docs: "tile, tile -> tile; broadcasts"
   std::array<std::string_view, 3> derivative;  ///< cotangents of operands a, b, c
   std::string_view inverse;                    ///< operand a from y and the others, "" if none
-  std::string_view inverse_class;              ///< "E" exact, "R" one rounding, "C" may cancel
+  /// "E" exact, "R" one rounding (the other operand scales: it must never be zero), "C" may cancel.
+  std::string_view inverse_class;
 };
 
 /// All rows, in the order of the enum.
 std::span<const OpRow> op_table();
 const OpRow& row_of(Op op);
 std::string_view name_of(Op op);
+
+/// The derivative rules of a node: those of its row, but for matmul by its transposes.
+std::array<std::string_view, 3> derivative_of(Op op, const Attrs& attrs);
 
 /// The markdown of docs/ops.md.
 std::string ops_markdown();
