@@ -40,7 +40,8 @@ class Bindings {
   /// To be called when the phase has run: only then may backward follow forward.
   void end(Phase phase);
 
-  /// The part of a buffer that a step reads or writes. Partials come whole (see Extents).
+  /// The part of a buffer that a step reads or writes: rows and columns of a matrix, columns of a
+  /// row vector or of its partials. Partials of a col and scalars come whole (see Extents).
   TensorView view(const Slice& slice) const;
   /// A whole buffer, and the same by name (UsageError if the plan has no such buffer).
   TensorView view(std::int32_t buffer) const;
