@@ -14,11 +14,6 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::span<const std::int32_t> evaluated(const TokenSplit& tokens, const TrainOptions& options) {
-  const auto most = static_cast<std::size_t>(std::max(options.eval_tokens, options.seq + 1));
-  return tokens.held_out.first(std::min(tokens.held_out.size(), most));
-}
-
 /// One step's forward and backward passes: gradients of the mean loss over all its labels, however
 /// they are spread over the micro-batches. Returns that mean.
 double accumulate_gradients(Model& model, std::span<const std::int32_t> tokens,
@@ -41,6 +36,12 @@ double accumulate_gradients(Model& model, std::span<const std::int32_t> tokens,
 }
 
 }  // namespace
+
+std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
+                                               const TrainOptions& options) {
+  const auto most = static_cast<std::size_t>(std::max(options.eval_tokens, options.seq + 1));
+  return tokens.held_out.first(std::min(tokens.held_out.size(), most));
+}
 
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
                  std::int64_t batch) {
@@ -88,7 +89,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     const bool evaluates = options.eval_every > 0 && step % options.eval_every == 0;
     if (evaluates || step == options.steps) {
       const EvalReport eval{
-          step, mean_loss(model, evaluated(tokens, options), options.seq, options.batch)};
+          step, mean_loss(model, evaluated_tokens(tokens, options), options.seq, options.batch)};
       checkpoint.log(nlohmann::ordered_json{{"step", step}, {"eval_loss", eval.loss}}.dump());
       if (events.on_eval) events.on_eval(eval);
     }

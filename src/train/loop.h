@@ -34,6 +34,10 @@ struct LoopEvents {
   std::function<bool()> should_stop;  ///< asked after each step
 };
 
+/// The held-out tokens that a run evaluates: the first of them, at most options.eval_tokens.
+std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
+                                               const TrainOptions& options);
+
 /// Mean loss over the labels of these tokens (all but the first). The sum runs in double, in order.
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
                  std::int64_t batch);

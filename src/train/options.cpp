@@ -11,7 +11,7 @@ namespace coda {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainOptions, data, model, tokenizer, vocab, d_model, layers,
                                    heads, kv_heads, d_ff, tie_embeddings, seq, batch, accumulate,
                                    steps, lr, min_lr, warmup, weight_decay, beta1, beta2, clip,
-                                   dtype, seed, eval_every, save_every, eval_tokens)
+                                   dtype, seed, eval_every, save_every, eval_tokens, data_hash)
 
 namespace {
 

@@ -1,0 +1,32 @@
+// What stands in a model's or a run's folder besides weights, and how a run begins.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "nn/models/llama_config.h"
+#include "train/options.h"
+#include "train/tokenizer.h"
+
+namespace coda {
+
+/// config.json of a folder. Throws UsageError.
+LlamaConfig load_config(const std::filesystem::path& folder);
+
+/// The configuration of a new model. Throws UsageError naming the option.
+LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer);
+
+/// Throws UsageError unless the folder is absent or empty.
+void check_new_run(const std::filesystem::path& folder);
+
+/// Writes config.json, the tokenizer and, last, options.json into a new folder.
+void create_run(const std::filesystem::path& folder, const LlamaConfig& config,
+                const Tokenizer& tokenizer, const TrainOptions& options);
+
+/// options.json of a run. Throws UsageError if the folder is no run.
+TrainOptions load_options(const std::filesystem::path& folder);
+
+/// True once a checkpoint was saved.
+bool has_checkpoint(const std::filesystem::path& folder);
+
+}  // namespace coda
