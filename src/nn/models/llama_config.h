@@ -9,19 +9,9 @@
 #include <string_view>
 
 #include "coda/dtype.h"
+#include "coda/nn.h"
 
 namespace coda {
-
-/// RoPE frequencies of "llama3": low frequencies are divided by `factor`, high ones kept, those
-/// between the two wavelengths blended.
-struct Llama3Rope {
-  double factor = 8.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  std::int64_t original_max_position_embeddings = 8192;
-
-  bool operator==(const Llama3Rope&) const = default;
-};
 
 struct LlamaConfig {
   std::int64_t hidden_size = 0;
