@@ -1,0 +1,255 @@
+#include "nn/models/llama.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/convert.h"
+#include "coda/nn.h"
+
+namespace coda {
+namespace {
+
+std::string layer_name(std::int64_t layer, std::string_view rest) {
+  return fmt::format("model.layers.{}.{}.weight", layer, rest);
+}
+
+constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+
+DType memory_type(const LlamaWeight& weight, DType dtype) {
+  return weight.is_vector ? DType::f32 : dtype;
+}
+
+/// The weights of a graph by name, made as inputs.
+class Weights {
+ public:
+  Weights(Graph& graph, const LlamaConfig& config, DType dtype) {
+    for (const LlamaWeight& w : llama_weights(config)) {
+      tensors_.push_back(w.is_vector ? graph.row(w.name, w.cols)
+                                     : graph.weight(w.name, w.rows, w.cols, dtype));
+    }
+  }
+  const std::vector<Tensor>& all() const { return tensors_; }
+  /// They are used in the order in which they are listed.
+  Tensor next() { return tensors_[used_++]; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+
+std::vector<LlamaWeight> llama_weights(const LlamaConfig& c) {
+  const std::int64_t d = c.hidden_size, f = c.intermediate_size;
+  const std::int64_t q = c.num_attention_heads * c.head_dim;
+  const std::int64_t kv = c.num_key_value_heads * c.head_dim;
+  std::vector<LlamaWeight> weights;
+  const auto matrix = [&](std::string name, std::int64_t rows, std::int64_t cols) {
+    weights.push_back({std::move(name), rows, cols, false});
+  };
+  const auto vector = [&](std::string name) { weights.push_back({std::move(name), 1, d, true}); };
+  matrix(std::string(kEmbedding), c.vocab_size, d);
+  for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    vector(layer_name(i, "input_layernorm"));
+    matrix(layer_name(i, "self_attn.q_proj"), q, d);
+    matrix(layer_name(i, "self_attn.k_proj"), kv, d);
+    matrix(layer_name(i, "self_attn.v_proj"), kv, d);
+    matrix(layer_name(i, "self_attn.o_proj"), d, q);
+    vector(layer_name(i, "post_attention_layernorm"));
+    matrix(layer_name(i, "mlp.gate_proj"), f, d);
+    matrix(layer_name(i, "mlp.up_proj"), f, d);
+    matrix(layer_name(i, "mlp.down_proj"), d, f);
+  }
+  vector("model.norm.weight");
+  if (!c.tie_word_embeddings) matrix("lm_head.weight", c.vocab_size, d);
+  return weights;
+}
+
+LlamaGraph build_llama(Graph& graph, const LlamaConfig& c, DType weight_dtype) {
+  Weights weights(graph, c, weight_dtype);
+  const Tensor tokens = graph.col("tokens", DType::i32);
+  const Tensor positions = graph.col("positions", DType::i32);
+  const Tensor labels = graph.col("labels", DType::i32);
+  const Tensor cu_seqlens = graph.list("cu_seqlens");
+  const Tensor freq = graph.row("rope_freq", c.head_dim);
+  const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+
+  const Tensor table = weights.next();
+  Tensor x = embedding(table, tokens);
+  for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const Tensor h = rms_norm(x, weights.next(), c.rms_norm_eps);
+    const Tensor q = rope(linear(h, weights.next()), positions, freq);
+    const Tensor k = rope(linear(h, weights.next()), positions, freq);
+    const Tensor v = linear(h, weights.next());
+    const Tensor o = attention(q, k, v, cu_seqlens, c.num_attention_heads, c.num_key_value_heads,
+                               c.head_dim, scale);
+    x = x + linear(o, weights.next());
+    const Tensor m = rms_norm(x, weights.next(), c.rms_norm_eps);
+    const Tensor gate = linear(m, weights.next());
+    const Tensor up = linear(m, weights.next());
+    x = x + linear(swiglu(gate, up), weights.next());
+  }
+  const Tensor h = rms_norm(x, weights.next(), c.rms_norm_eps);
+  const Tensor logits = linear(h, c.tie_word_embeddings ? table : weights.next());
+  return {logits, cross_entropy(logits, labels, Reduction::sum), weights.all()};
+}
+
+LlamaModel::LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backend)
+    : config_(std::move(config)),
+      options_(std::move(options)),
+      backend_(backend),
+      loss_(DType::f32, 1, 1),
+      d_loss_(DType::f32, 1, 1) {
+  check(config_, "model");
+  const DType dtype = options_.dtype;
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
+    throw_error<UsageError>("model: dtype: expected f32, bf16 or f16, got {}.", name_of(dtype));
+  }
+  for (LlamaWeight& w : llama_weights(config_)) {
+    Parameter p{
+        w, HostTensor(DType::f32, w.rows, w.cols), HostTensor(DType::f32, w.rows, w.cols), {}};
+    if (memory_type(w, dtype) != DType::f32) p.rounded = HostTensor(dtype, w.rows, w.cols);
+    parameters_.push_back(std::move(p));
+  }
+  const std::vector<float> freq =
+      rope_frequencies(config_.head_dim, config_.rope_theta, config_.rope_scaling);
+  rope_freq_ = HostTensor(DType::f32, 1, config_.head_dim);
+  std::copy(freq.begin(), freq.end(), rope_freq_.as<float>().begin());
+}
+
+LlamaModel::Parameter& LlamaModel::parameter(std::string_view name) {
+  for (Parameter& p : parameters_) {
+    if (p.weight.name == name) return p;
+  }
+  throw_error<UsageError>("model: expected the name of a weight, such as {}, got \"{}\".",
+                          kEmbedding, name);
+}
+
+void LlamaModel::values_changed() {
+  for (Parameter& p : parameters_) {
+    if (p.rounded.size() == 0) continue;
+    const auto from = p.value.as<const float>();
+    const auto to = p.rounded.as<std::uint16_t>();
+    const auto round = options_.dtype == DType::bf16 ? bf16_from_f32 : f16_from_f32;
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = round(from[i]);
+  }
+}
+
+void LlamaModel::zero_gradients() {
+  for (Parameter& p : parameters_) {
+    const auto gradient = p.gradient.as<float>();
+    std::fill(gradient.begin(), gradient.end(), 0.0f);
+  }
+}
+
+void LlamaModel::reserve(std::int64_t max_tokens) {
+  if (max_tokens < 0 || max_tokens > std::numeric_limits<std::int32_t>::max()) {
+    throw_error<UsageError>("model: reserve: expected between 0 and 2^31 - 1 tokens, got {}.",
+                            max_tokens);
+  }
+  for (Compiled& c : compiled_) c.session.reset();
+  max_tokens_ = max_tokens;
+}
+
+void LlamaModel::compile_plan(Use use) {
+  Graph graph;
+  const LlamaGraph model = build_llama(graph, config_, options_.dtype);
+  CompileRequest request;
+  if (use == Use::logits) {
+    request.outputs.push_back({"logits", model.logits, {}, true});
+  } else if (use == Use::evaluation) {
+    request.outputs.push_back({"loss", model.loss, {}, true});
+  } else {
+    request.outputs.push_back({"loss", model.loss, graph.scalar("d_loss"), true});
+    request.wrt = model.weights;
+  }
+  CompileOptions options = options_.compile;
+  options.dtype = options_.dtype;
+  options.output_dtype = DType::f32;
+  options.weight_grad_dtype = DType::f32;
+  options.accumulate_weight_grads = true;
+  compiled(use).plan = compile(graph, request, options);
+}
+
+const Plan& LlamaModel::plan(Use use) {
+  if (!compiled(use).plan) compile_plan(use);
+  return *compiled(use).plan;
+}
+
+Session& LlamaModel::session(Use use) {
+  Compiled& c = compiled(use);
+  if (c.session) return *c.session;
+  plan(use);
+  c.session = backend_.prepare(c.plan, max_tokens_);
+  const auto bind = [&](const std::string& name, const TensorView& view) {
+    if (c.plan->find_buffer(name) >= 0) c.session->bind(name, view);
+  };
+  bind("rope_freq", rope_freq_.view());
+  bind("loss", loss_.view());
+  bind("d_loss", d_loss_.view());
+  for (Parameter& p : parameters_) {
+    bind(p.weight.name, p.rounded.size() > 0 ? p.rounded.view() : p.value.view());
+    if (use == Use::training) bind("d_" + p.weight.name, p.gradient.view());
+  }
+  return *c.session;
+}
+
+Session& LlamaModel::prepare_run(Use use, const LlamaBatch& batch) {
+  const std::size_t tokens = batch.tokens.size();
+  const auto check_count = [&](std::string_view what, std::size_t got) {
+    if (got == tokens) return;
+    throw_error<UsageError>("model: {}: expected one for each of the {} tokens, got {}.", what,
+                            tokens, got);
+  };
+  check_count("positions", batch.positions.size());
+  if (use != Use::logits) check_count("labels", batch.labels.size());
+  if (static_cast<std::int64_t>(tokens) > max_tokens_) {
+    throw_error<UsageError>(
+        "model: expected at most {} tokens, as reserved, got {}. Call reserve with the largest "
+        "number of tokens that a run will have.",
+        max_tokens_, tokens);
+  }
+  Session& s = session(use);
+  const auto bind = [&](const char* name, std::vector<std::int32_t>& own,
+                        std::span<const std::int32_t> values) {
+    own.assign(values.begin(), values.end());
+    if (compiled(use).plan->find_buffer(name) < 0) return;
+    s.bind(name, {own.data(), DType::i32, static_cast<std::int64_t>(own.size()), 1, 1});
+  };
+  bind("tokens", tokens_, batch.tokens);
+  bind("positions", positions_, batch.positions);
+  bind("cu_seqlens", cu_seqlens_, batch.cu_seqlens);
+  if (use != Use::logits) bind("labels", labels_, batch.labels);
+  return s;
+}
+
+double LlamaModel::forward_backward(const LlamaBatch& batch, float scale) {
+  Session& s = prepare_run(Use::training, batch);
+  const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+  d_loss_.as<float>()[0] = scale;
+  s.run(Phase::forward, tokens);
+  s.run(Phase::backward, tokens);
+  return loss_.get(0);
+}
+
+double LlamaModel::evaluate(const LlamaBatch& batch) {
+  Session& s = prepare_run(Use::evaluation, batch);
+  s.run(Phase::forward, static_cast<std::int64_t>(batch.tokens.size()));
+  return loss_.get(0);
+}
+
+void LlamaModel::logits(const LlamaBatch& batch, std::span<float> out) {
+  const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+  const std::int64_t vocab = config_.vocab_size;
+  if (static_cast<std::int64_t>(out.size()) != tokens * vocab) {
+    throw_error<UsageError>("model: logits: expected room for {} x {} numbers, got {}.", tokens,
+                            vocab, out.size());
+  }
+  Session& s = prepare_run(Use::logits, batch);
+  s.bind("logits", {out.data(), DType::f32, tokens, vocab, vocab});
+  s.run(Phase::forward, tokens);
+}
+
+}  // namespace coda

@@ -1,0 +1,114 @@
+// LLaMA-style models: config.json -> Graph, and a model that owns its weights and runs compiled
+// plans of that Graph on any backend. Weight names and shapes are Hugging Face's; q, k, v and gate,
+// up stay the separate tensors that they are in checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "coda/graph.h"
+#include "nn/models/llama_config.h"
+#include "plan/compile.h"
+
+namespace coda {
+
+/// Name and extents of a weight. Vectors (norm weights) have rows = 1.
+struct LlamaWeight {
+  std::string name;
+  std::int64_t rows = 0, cols = 0;
+  bool is_vector = false;
+};
+
+/// All weights in the order of a checkpoint; tied embeddings are there once, as embed_tokens.
+std::vector<LlamaWeight> llama_weights(const LlamaConfig& config);
+
+/// The model as math. Inputs: the weights (matrices in `weight_dtype`, vectors in f32), i32 cols
+/// "tokens", "positions" and "labels", the list "cu_seqlens", and "rope_freq" (rope_frequencies).
+struct LlamaGraph {
+  Tensor logits;                ///< [M, vocab_size]
+  Tensor loss;                  ///< sum of the losses of labels that are not -100
+  std::vector<Tensor> weights;  ///< in the order of llama_weights
+};
+LlamaGraph build_llama(Graph& graph, const LlamaConfig& config, DType weight_dtype);
+
+/// Packed sequences, one row a token. positions count from 0 in each sequence (or from wherever it
+/// starts); cu_seqlens: 0, then the end of each sequence. labels[i] is what should follow
+/// tokens[i], -100 where nothing counts.
+struct LlamaBatch {
+  std::span<const std::int32_t> tokens, positions, cu_seqlens, labels;
+};
+
+struct LlamaOptions {
+  DType dtype = DType::f32;  ///< of activations and of the weights that are computed with
+  CompileOptions compile;    ///< passes and memory budget; dtypes are taken from above
+};
+
+class LlamaModel {
+ public:
+  enum class Use : std::uint8_t { training, evaluation, logits };
+
+  /// Weights and gradients start as zeros. The backend must outlive the model. Throws UsageError
+  /// for a config whose sizes do not fit together, or a dtype other than f32, bf16, f16.
+  LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backend);
+
+  const LlamaConfig& config() const { return config_; }
+  const LlamaOptions& options() const { return options_; }
+
+  /// fp32 master values and the sums of gradients, which stay where they are.
+  struct Parameter {
+    LlamaWeight weight;
+    HostTensor value;     ///< f32
+    HostTensor gradient;  ///< f32
+    HostTensor rounded;   ///< what is computed with, where that is not f32
+  };
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  /// Throws UsageError for an unknown name.
+  Parameter& parameter(std::string_view name);
+
+  /// To be called after values were written and before the next run.
+  void values_changed();
+  void zero_gradients();
+
+  /// Prepares for runs of up to max_tokens rows; the memory of each use is allocated at its first
+  /// run. A run of more rows throws UsageError.
+  void reserve(std::int64_t max_tokens);
+  std::int64_t reserved() const { return max_tokens_; }
+
+  /// Adds scale * d(sum of losses) to the gradients; returns that sum, unscaled.
+  double forward_backward(const LlamaBatch& batch, float scale);
+  /// The sum of losses.
+  double evaluate(const LlamaBatch& batch);
+  /// Writes [M, vocab_size] row after row. labels are not read.
+  void logits(const LlamaBatch& batch, std::span<float> out);
+
+  /// The compiled plan; compiles it if it has not been.
+  const Plan& plan(Use use);
+
+ private:
+  struct Compiled {
+    std::shared_ptr<const Plan> plan;
+    std::unique_ptr<Session> session;
+  };
+  Compiled& compiled(Use use) { return compiled_[static_cast<std::size_t>(use)]; }
+  void compile_plan(Use use);
+  Session& session(Use use);
+  /// Checks the batch, copies its integers and binds them.
+  Session& prepare_run(Use use, const LlamaBatch& batch);
+
+  LlamaConfig config_;
+  LlamaOptions options_;
+  Backend& backend_;
+  std::vector<Parameter> parameters_;
+  std::int64_t max_tokens_ = 0;
+  Compiled compiled_[3];
+  HostTensor rope_freq_, loss_, d_loss_;
+  std::vector<std::int32_t> tokens_, positions_, cu_seqlens_, labels_;  ///< bound while running
+};
+
+}  // namespace coda
