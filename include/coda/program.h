@@ -52,12 +52,12 @@ inline constexpr std::int64_t kRowGranule = 128;
 /// One SSA value, or a store (which defines nothing). args index Program::values.
 struct Value {
   Op op;
-  std::vector<std::int32_t> args;
-  Attrs attrs;
+  std::vector<std::int32_t> args = {};
+  Attrs attrs = {};
   Kind kind = Kind::tile;
   Dim cols = Dim::width();    ///< tile, row: width. (col: 1, scalar: 1)
   std::int32_t operand = -1;  ///< loads, stores: index into Program::operands
-  std::string name;           ///< printed as %name; unique; generated code keeps it
+  std::string name = {};      ///< printed as %name; unique; generated code keeps it
   bool partial =
       false;  ///< result of a reduction that covers one granule: only store_partial may use it
 };

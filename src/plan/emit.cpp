@@ -1,0 +1,211 @@
+#include "plan/emit.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/op_table.h"
+#include "ops/opaque.h"
+
+namespace coda {
+namespace {
+
+/// attention's log-sum-exp and the gradient of a table stay fp32 (ops/opaque.h).
+bool is_f32_result(const Graph& graph, const Node& proj) {
+  const Opaque opaque = graph.node(proj.in[0]).attrs.opaque;
+  return (opaque == Opaque::attention && proj.attrs.index == 1) ||
+         opaque == Opaque::embedding_backward;
+}
+
+std::string fresh(std::set<std::string>& taken, const std::string& wish) {
+  std::string name = wish;
+  for (int i = 2; !taken.insert(name).second; ++i) name = fmt::format("{}_{}", wish, i);
+  return name;
+}
+
+}  // namespace
+
+PlanBuilder::PlanBuilder(const Graph& graph, const CompileOptions& options,
+                         std::vector<OutputSlot> slots,
+                         const std::vector<const Partition*>& phases,
+                         std::map<NodeId, double> constants)
+    : graph_(graph), options_(options), slots_(std::move(slots)),
+      constants_(std::move(constants)) {
+  for (NodeId v = 0; v < graph.size(); ++v)
+    if (graph.node(v).op == Op::input) names_.insert(graph.node(v).name);
+  for (const OutputSlot& slot : slots_) {
+    const Node& node = graph.node(slot.node);
+    names_.insert(slot.name);
+    slot_buffers_.push_back(add_buffer({.name = slot.name,
+                                        .role = Role::output,
+                                        .kind = node.type.kind,
+                                        .dtype = slot.dtype,
+                                        .rows = node.type.rows,
+                                        .cols = node.type.cols}));
+  }
+  for (const Partition* phase : phases)
+    for (const Unit& unit : phase->units)
+      for (const UnitStore& store : unit.stores)
+        if (store.slot < 0 && is_tile(graph.node(store.value))) rounded_.insert(store.value);
+}
+
+std::int32_t PlanBuilder::add_buffer(Buffer buffer) {
+  plan_.buffers.push_back(std::move(buffer));
+  return static_cast<std::int32_t>(plan_.buffers.size()) - 1;
+}
+
+std::string PlanBuilder::unique_name(const std::string& wish) { return fresh(names_, wish); }
+
+std::string PlanBuilder::unique_program_name(const std::string& wish) {
+  return fresh(program_names_, wish);
+}
+
+std::string PlanBuilder::name_of_node(NodeId v) const {
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].node == v) return slots_[i].name;
+  const Node& node = graph_.node(v);
+  if (!node.name.empty()) return node.name;
+  return fmt::format("{}_{}", coda::name_of(node.op), v);
+}
+
+DType PlanBuilder::storage_dtype(NodeId v) const {
+  const Node& node = graph_.node(v);
+  if (node.op == Op::input) return node.type.dtype;
+  if (node.op == Op::proj && is_f32_result(graph_, node)) return DType::f32;
+  return options_.dtype;
+}
+
+DType PlanBuilder::rounding_of(NodeId v) const {
+  return rounded_.count(v) ? storage_dtype(v) : DType::f32;
+}
+
+std::int32_t PlanBuilder::input_buffer(NodeId v) {
+  const auto found = own_.find(v);
+  if (found != own_.end()) return found->second;
+  const Node& node = graph_.node(v);
+  const std::int32_t buffer = add_buffer({.name = node.name,
+                                          .role = Role::input,
+                                          .kind = node.type.kind,
+                                          .dtype = node.type.dtype,
+                                          .rows = node.type.rows,
+                                          .cols = node.type.cols});
+  own_[v] = buffer;
+  places_[v] = {buffer, 0, 0};
+  return buffer;
+}
+
+std::int32_t PlanBuilder::own_buffer(NodeId v) {
+  const auto found = own_.find(v);
+  if (found != own_.end()) return found->second;
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].owner && slots_[i].node == v) return own_[v] = slot_buffers_[i];
+  const Node& node = graph_.node(v);
+  const std::int32_t buffer = add_buffer({.name = unique_name(name_of_node(v)),
+                                          .role = Role::scratch,
+                                          .kind = node.type.kind,
+                                          .dtype = storage_dtype(v),
+                                          .rows = node.type.rows,
+                                          .cols = node.type.cols});
+  return own_[v] = buffer;
+}
+
+Place PlanBuilder::place_for(const UnitStore& store) {
+  Place place{store.slot >= 0 ? slot_buffers_[store.slot] : own_buffer(store.into), 0, store.col};
+  if (store.slot < 0) {
+    places_.emplace(store.value, place);
+    places_.emplace(store.into, Place{place.buffer, 0, 0});
+  }
+  return place;
+}
+
+Place PlanBuilder::locate(NodeId v) {
+  const auto found = places_.find(v);
+  if (found != places_.end()) return found->second;
+  const Node& node = graph_.node(v);
+  if (node.op == Op::input) return {input_buffer(v), 0, 0};
+  internal_check(node.op == Op::cols || node.op == Op::rows, "emit: value {} ({}) is not in memory",
+                 v, name_of(node.op));
+  Place place = locate(node.in[0]);
+  (node.op == Op::cols ? place.col : place.row) += node.attrs.lo;
+  return place;
+}
+
+const std::vector<std::int32_t>& PlanBuilder::vector_buffers(NodeId v) const {
+  const auto found = vectors_.find(v);
+  internal_check(found != vectors_.end(), "emit: vector {} ({}) is not in memory", v,
+                 name_of(graph_.node(v).op));
+  return found->second;
+}
+
+std::int32_t PlanBuilder::add_vector_buffer(NodeId v, Buffer buffer) {
+  buffer.name = unique_name(name_of_node(v));
+  const std::int32_t index = add_buffer(std::move(buffer));
+  vectors_[v].push_back(index);
+  return index;
+}
+
+void PlanBuilder::add_opaque(const Unit& unit, std::vector<Step>& steps) {
+  const Node& node = graph_.node(unit.node);
+  Step step;
+  step.opaque = node.attrs.opaque;
+  step.attrs = node.attrs;
+  const auto slice_of = [&](NodeId v) {
+    const Type& type = graph_.node(v).type;
+    if (is_reduction(graph_.node(v).op)) {
+      const auto& buffers = vector_buffers(v);
+      internal_check(buffers.size() == 1 && !plan_.buffers[buffers[0]].partial,
+                     "emit: an opaque node reads an unfinished reduction");
+      return Slice{buffers[0], 0, 0, type.rows, type.cols};
+    }
+    const Place place = locate(v);
+    return Slice{place.buffer, place.row, place.col, type.rows, type.cols};
+  };
+  for (const NodeId operand : node.in) step.slices.push_back(slice_of(operand));
+  step.n_inputs = static_cast<std::int32_t>(step.slices.size());
+  const OpaqueRow& row = row_of(node.attrs.opaque);
+  for (std::size_t i = 0; i < row.outputs.size(); ++i) {
+    NodeId result = kNoNode;
+    for (NodeId v = unit.node + 1; v < graph_.size() && result == kNoNode; ++v)
+      if (graph_.node(v).op == Op::proj && graph_.node(v).in[0] == unit.node &&
+          graph_.node(v).attrs.index == static_cast<std::int32_t>(i))
+        result = v;
+    internal_check(result != kNoNode, "emit: result {} of {} has no node", i, row.name);
+    const std::int32_t buffer = own_buffer(result);
+    places_.emplace(result, Place{buffer, 0, 0});
+    step.slices.push_back(slice_of(result));
+  }
+  step.note = fmt::format("{} has a kernel of its own", row.name);
+  steps.push_back(std::move(step));
+}
+
+void PlanBuilder::add_phase(const Partition& partition, bool backward) {
+  auto& steps = backward ? plan_.backward : plan_.forward;
+  for (const Unit& unit : partition.units) {
+    if (unit.kind == UnitKind::opaque)
+      add_opaque(unit, steps);
+    else
+      steps.push_back(emit_unit(*this, unit, backward ? "backward" : "forward"));
+  }
+}
+
+Plan PlanBuilder::finish() {
+  std::vector<char> seen(plan_.buffers.size(), 0);
+  const auto forward_steps = static_cast<std::int32_t>(plan_.forward.size());
+  std::int32_t index = 0;
+  for (const auto* steps : {&plan_.forward, &plan_.backward})
+    for (const Step& step : *steps) {
+      for (const Slice& slice : step.slices) {
+        Buffer& buffer = plan_.buffers[static_cast<std::size_t>(slice.buffer)];
+        if (!seen[static_cast<std::size_t>(slice.buffer)]) buffer.first_step = index;
+        seen[static_cast<std::size_t>(slice.buffer)] = 1;
+        buffer.last_step = index;
+      }
+      ++index;
+    }
+  for (Buffer& buffer : plan_.buffers)
+    if (buffer.role == Role::scratch && buffer.first_step < forward_steps &&
+        buffer.last_step >= forward_steps)
+      buffer.role = Role::saved;
+  return std::move(plan_);
+}
+
+}  // namespace coda
