@@ -190,8 +190,7 @@ void Partitioner::materialise_operand(NodeId operand, int reader) {
   }
   const bool fresh = placed_.insert(operand).second;
   for (const UnitStore& part : parts_of(graph_, operand)) {
-    if (fresh || part.into == part.value)
-      materialise(part.value, part.into, part.col, -1, reader);
+    if (fresh || part.into == part.value) materialise(part.value, part.into, part.col, -1, reader);
     units_[reader].operands.push_back(part);
   }
   if (!fresh)
@@ -214,9 +213,8 @@ void Partitioner::materialise(NodeId v, NodeId into, std::int64_t col, std::int3
     order_.add_edge(home_[v], reader);
     return;
   }
-  int unit = outside_[v] || (home_[v] >= 0 && units_[home_[v]].kind == UnitKind::opaque)
-                 ? kFloating
-                 : home_[v];
+  int unit = outside_[v] || (home_[v] >= 0 && units_[home_[v]].kind == UnitKind::opaque) ? kFloating
+                                                                                         : home_[v];
   if (unit < 0) {
     const auto copy = copy_units_.find(into);
     const bool outside = outside_[v] != 0;

@@ -162,8 +162,8 @@ void Partitioner::visit(NodeId v) {
   visited_[v] = stamp_;
   const Node& node = graph_.node(v);
   if (!is_tile(node)) return visit_vector(v);
-  if (outside_[v]) return load(v, home_of(v));
   const int home = home_of(v);
+  if (outside_[v] && home != current_) return load(v, home);
   if (home < 0 || home == current_) {
     units_[current_].values.push_back(v);
     if (node.op != Op::matmul) visit_operands(v);
@@ -202,7 +202,7 @@ double Partitioner::recompute_bytes(NodeId v, bool top) {
   }
   if (is_tile(node)) {
     const int home = home_of(v);
-    if (outside_[v]) return home < 0 || before(home) ? bytes_of(v) : kNever;
+    if (outside_[v] && home != current_) return home < 0 || before(home) ? bytes_of(v) : kNever;
     if (!top && home >= 0 && home != current_ && is_stored(v) && before(home)) return bytes_of(v);
     if (node.op == Op::matmul) return home == current_ ? 0 : kNever;
   }
@@ -216,8 +216,7 @@ void Partitioner::collect_operand_edges() {
   std::map<std::pair<NodeId, NodeId>, std::vector<int>> writers;  // (value, into)
   for (std::size_t u = 0; u < units_.size(); ++u)
     for (const UnitStore& store : units_[u].required)
-      if (store.slot < 0)
-        writers[{store.value, store.into}].push_back(static_cast<int>(u));
+      if (store.slot < 0) writers[{store.value, store.into}].push_back(static_cast<int>(u));
   for (std::size_t u = 0; u < units_.size(); ++u)
     for (const UnitStore& operand : units_[u].operands) {
       const int reader = static_cast<int>(u);

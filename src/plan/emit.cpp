@@ -25,11 +25,9 @@ std::string fresh(std::set<std::string>& taken, const std::string& wish) {
 }  // namespace
 
 PlanBuilder::PlanBuilder(const Graph& graph, const CompileOptions& options,
-                         std::vector<OutputSlot> slots,
-                         const std::vector<const Partition*>& phases,
+                         std::vector<OutputSlot> slots, const std::vector<const Partition*>& phases,
                          std::map<NodeId, double> constants)
-    : graph_(graph), options_(options), slots_(std::move(slots)),
-      constants_(std::move(constants)) {
+    : graph_(graph), options_(options), slots_(std::move(slots)), constants_(std::move(constants)) {
   for (NodeId v = 0; v < graph.size(); ++v)
     if (graph.node(v).op == Op::input) names_.insert(graph.node(v).name);
   for (const OutputSlot& slot : slots_) {

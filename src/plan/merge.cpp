@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "ops/op_table.h"
-#include "plan/blocks.h"
+#include "plan/column_blocks.h"
 #include "plan/partitioner.h"
 
 namespace coda {
@@ -19,8 +19,13 @@ struct Partitioner::Snapshot {
   std::map<int, std::pair<std::vector<NodeId>, std::vector<NodeId>>> checked;
 
   explicit Snapshot(const Partitioner& p)
-      : home(p.home_), units(p.units_), sorted(p.sorted_), edges(p.edges_), stored(p.stored_),
-        before(p.before_), checked(p.checked_) {}
+      : home(p.home_),
+        units(p.units_),
+        sorted(p.sorted_),
+        edges(p.edges_),
+        stored(p.stored_),
+        before(p.before_),
+        checked(p.checked_) {}
   void restore(Partitioner& p) {
     p.home_ = std::move(home);
     p.units_ = std::move(units);
@@ -75,8 +80,8 @@ bool Partitioner::may_merge(int from, int into) const {
   }
   if (host.kind == UnitKind::gemm && rows.uses_own_reduction) return false;
   for (const Edge& edge : edges_) {
-    const bool between = (edge.from == from && edge.to == into) ||
-                         (edge.from == into && edge.to == from);
+    const bool between =
+        (edge.from == from && edge.to == into) || (edge.from == into && edge.to == from);
     if (!between) continue;
     if (edge.dep == Dep::tile) continue;
     if (edge.dep == Dep::row && host.kind == UnitKind::rows) continue;

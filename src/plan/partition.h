@@ -33,10 +33,11 @@ struct Unit {
   NodeId node = kNoNode;          ///< the matmul or opaque node
   std::int64_t axis = kTokens;    ///< rows: kTokens, or features of a weight
   std::vector<UnitStore> stores;  ///< sorted
-  std::vector<NodeId> reductions;  ///< of tiles (or sums of vectors) computed here for others, by id
-  std::vector<NodeId> loads;       ///< tiles and weights its values read from memory, by id
-  std::vector<NodeId> values;      ///< every node visited that is not loaded, by id
-  std::string note = {};                ///< why a row program is not part of a GEMM
+  std::vector<NodeId>
+      reductions;              ///< of tiles (or sums of vectors) computed here for others, by id
+  std::vector<NodeId> loads;   ///< tiles and weights its values read from memory, by id
+  std::vector<NodeId> values;  ///< every node visited that is not loaded, by id
+  std::string note = {};       ///< why a row program is not part of a GEMM
 };
 
 /// A value the phase must leave in memory. slot -1: in a buffer of its own; separate: a slice of
@@ -51,9 +52,9 @@ struct PartitionRequest {
   const Graph* graph = nullptr;
   std::vector<Root> roots = {};
   std::vector<NodeId> leaves = {};  ///< besides inputs: what an earlier phase left in memory
-  bool fuse = true;            ///< false: every operation a unit of its own
-  bool search = true;          ///< try homes for floating values that several units compute
-  DType dtype = DType::f32;    ///< of buffers, for counting bytes
+  bool fuse = true;                 ///< false: every operation a unit of its own
+  bool search = true;               ///< try homes for floating values that several units compute
+  DType dtype = DType::f32;         ///< of buffers, for counting bytes
   DType output_dtype = DType::f32;
   std::int64_t tokens = 16384;  ///< M at which bytes are compared
 };

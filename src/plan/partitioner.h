@@ -46,7 +46,8 @@ struct Work {
   NodeId node = kNoNode;
   std::int64_t axis = kTokens;
   bool alive = true;
-  std::vector<UnitStore> required = {};  // operands of GEMMs and opaque nodes, outputs, saved values
+  std::vector<UnitStore> required =
+      {};  // operands of GEMMs and opaque nodes, outputs, saved values
   std::vector<UnitStore> operands = {};  // what the GEMM or opaque node itself reads
   // Results of emission:
   std::set<NodeId> derived = {};     // stored because another unit loads them
@@ -133,9 +134,9 @@ class Partitioner {
   std::set<NodeId> placed_;  // operands already materialised
 
   // emission
-  std::vector<int> sorted_;           // units in launch order
-  std::vector<int> position_;         // unit -> index in sorted_
-  std::vector<Edge> edges_;           // of the last emission
+  std::vector<int> sorted_;            // units in launch order
+  std::vector<int> position_;          // unit -> index in sorted_
+  std::vector<Edge> edges_;            // of the last emission
   std::vector<char> stored_, before_;  // stored in this pass; in the pass before
   std::vector<int> visited_, loaded_, probed_;
   int stamp_ = 0, probe_ = 0;

@@ -30,9 +30,7 @@ double extent(std::int64_t rows, std::int64_t tokens) {
   return static_cast<double>(rows == kTokens ? tokens : rows);
 }
 
-std::string rows_text(std::int64_t rows) {
-  return rows == kTokens ? "M" : fmt::format("{}", rows);
-}
+std::string rows_text(std::int64_t rows) { return rows == kTokens ? "M" : fmt::format("{}", rows); }
 
 /// What has been written of a buffer: column ranges over whole rows.
 using Written = std::vector<std::set<std::pair<std::int64_t, std::int64_t>>>;
@@ -62,8 +60,8 @@ class PlanCheck {
 
  private:
   void check(const Step& step, bool backward) {
-    const std::string where = step.program ? step.program->name
-                                           : std::string(row_of(step.opaque).name);
+    const std::string where =
+        step.program ? step.program->name : std::string(row_of(step.opaque).name);
     if (step.program) {
       verify(*step.program);
       internal_check(step.slices.size() == step.program->operands.size(),
@@ -83,9 +81,9 @@ class PlanCheck {
 
   void check_fits(const Step& step, std::size_t i, const std::string& where) {
     const Slice& slice = step.slices[i];
-    internal_check(slice.buffer >= 0 &&
-                       slice.buffer < static_cast<std::int32_t>(plan_.buffers.size()),
-                   "plan: {}: slice {} has no buffer", where, i);
+    internal_check(
+        slice.buffer >= 0 && slice.buffer < static_cast<std::int32_t>(plan_.buffers.size()),
+        "plan: {}: slice {} has no buffer", where, i);
     const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(slice.buffer)];
     const bool rows_fit = buffer.rows == kTokens
                               ? slice.row == 0 && slice.rows == kTokens
@@ -121,9 +119,9 @@ class PlanCheck {
     internal_check(!backward || buffer.role != Role::saved, "plan: {}: writes the saved {}", where,
                    buffer.name);
     for (const auto& [lo, hi] : written_[index])
-      internal_check(slice.col + slice.cols <= lo || slice.col >= hi ||
-                         (slice.cols == 0 && lo == hi),
-                     "plan: {}: writes {} a second time", where, buffer.name);
+      internal_check(
+          slice.col + slice.cols <= lo || slice.col >= hi || (slice.cols == 0 && lo == hi),
+          "plan: {}: writes {} a second time", where, buffer.name);
     written_[index].emplace(slice.col, slice.col + slice.cols);
   }
 
@@ -189,9 +187,8 @@ std::string to_string(const Plan& plan) {
                         coda::name_of(buffer.kind), coda::name_of(buffer.dtype),
                         rows_text(buffer.rows), buffer.cols);
     if (buffer.partial)
-      text += buffer.granules == kTokens
-                  ? fmt::format(" partials, one per {} rows", kRowGranule)
-                  : fmt::format(" partials, {}", buffer.granules);
+      text += buffer.granules == kTokens ? fmt::format(" partials, one per {} rows", kRowGranule)
+                                         : fmt::format(" partials, {}", buffer.granules);
     text += fmt::format(" steps {}..{}\n", buffer.first_step, buffer.last_step);
   }
   for (const auto* steps : {&plan.forward, &plan.backward}) {

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "ops/op_table.h"
-#include "plan/blocks.h"
+#include "plan/column_blocks.h"
 #include "plan/emit.h"
 
 namespace coda {
@@ -16,9 +16,7 @@ Finish finish_of(Op op) {
   return Finish::sum;
 }
 
-Dim rows_dim(std::int64_t rows) {
-  return rows == kTokens ? Dim::tokens() : Dim::number(rows);
-}
+Dim rows_dim(std::int64_t rows) { return rows == kTokens ? Dim::tokens() : Dim::number(rows); }
 
 class Emitter {
  public:
@@ -74,14 +72,14 @@ class Emitter {
     const Place place = plan_.locate(v);
     const Buffer& buffer = plan_.buffer(place.buffer);
     const bool whole = lo == 0 && hi == type.cols;
-    const std::int32_t operand = add_operand(
-        {.name = whole ? plan_.name_of_node(v)
-                       : fmt::format("{}_{}", plan_.name_of_node(v), place.col + lo),
-         .kind = type.kind,
-         .dtype = buffer.dtype,
-         .rows = rows_dim(type.rows),
-         .cols = Dim::number(hi - lo)},
-        {place.buffer, place.row, place.col + lo, type.rows, hi - lo});
+    const std::int32_t operand =
+        add_operand({.name = whole ? plan_.name_of_node(v)
+                                   : fmt::format("{}_{}", plan_.name_of_node(v), place.col + lo),
+                     .kind = type.kind,
+                     .dtype = buffer.dtype,
+                     .rows = rows_dim(type.rows),
+                     .cols = Dim::number(hi - lo)},
+                    {place.buffer, place.row, place.col + lo, type.rows, hi - lo});
     return tile_operands_[key] = operand;
   }
 
@@ -343,14 +341,12 @@ class Emitter {
       return add_value(std::move(value));
     }
     if (is_reduction(node.op)) {
-      const bool here =
-          std::binary_search(unit_.values.begin(), unit_.values.end(), v);
+      const bool here = std::binary_search(unit_.values.begin(), unit_.values.end(), v);
       return here ? complete_reduction(v) : load_reduction(v);
     }
     for (const NodeId u : node.in)
-      value.args.push_back(is_row && graph_.node(u).type.kind == Kind::row
-                               ? row(u, 0, width_of(u))
-                               : vector(u));
+      value.args.push_back(is_row && graph_.node(u).type.kind == Kind::row ? row(u, 0, width_of(u))
+                                                                           : vector(u));
     return add_value(std::move(value));
   }
 
@@ -361,9 +357,9 @@ class Emitter {
     std::vector<std::int32_t> blocks;
     for (const std::int32_t index : plan_.vector_buffers(v)) {
       const Buffer& buffer = plan_.buffer(index);
-      Value load{.op = buffer.kind == Kind::col      ? Op::load_col
-                       : buffer.kind == Kind::row    ? Op::load_row
-                                                     : Op::load_scalar,
+      Value load{.op = buffer.kind == Kind::col   ? Op::load_col
+                       : buffer.kind == Kind::row ? Op::load_row
+                                                  : Op::load_scalar,
                  .kind = buffer.kind,
                  .cols = Dim::number(buffer.kind == Kind::row ? buffer.cols : 1),
                  .operand = vector_operand(index),
@@ -432,9 +428,10 @@ class Emitter {
 
   void add_reduction(NodeId v) {
     const Node& node = graph_.node(v);
-    const bool complete = unit_.kind == UnitKind::vectors ||
-                          (unit_.kind == UnitKind::rows && node.op != Op::col_sum);
-    Buffer buffer{.role = Role::scratch,
+    const bool complete =
+        unit_.kind == UnitKind::vectors || (unit_.kind == UnitKind::rows && node.op != Op::col_sum);
+    Buffer buffer{.name = {},
+                  .role = Role::scratch,
                   .kind = node.type.kind,
                   .dtype = DType::f32,
                   .rows = node.type.rows,
@@ -488,12 +485,12 @@ class Emitter {
       const bool is_row = node.type.kind == Kind::row;
       const std::int32_t value = rounded(
           is_row ? row(store.value, 0, node.type.cols) : vector(store.value), dtype, node.name);
-      add_value({.op = Op::store_vector,
-                 .args = {value},
-                 .kind = node.type.kind,
-                 .cols = Dim::number(node.type.cols),
-                 .operand =
-                     output_operand(place.buffer, store.value, 0, node.type.cols, accumulate)});
+      add_value(
+          {.op = Op::store_vector,
+           .args = {value},
+           .kind = node.type.kind,
+           .cols = Dim::number(node.type.cols),
+           .operand = output_operand(place.buffer, store.value, 0, node.type.cols, accumulate)});
       return;
     }
     const auto cuts = cuts_of(store.value);
@@ -517,8 +514,7 @@ class Emitter {
 
   void name_program(const std::string& phase) {
     std::string name;
-    for (std::size_t i = 0; i < names_.size() && i < 2; ++i)
-      name += (i ? "_" : "") + names_[i];
+    for (std::size_t i = 0; i < names_.size() && i < 2; ++i) name += (i ? "_" : "") + names_[i];
     if (name.empty())
       for (const Operand& operand : program_.operands)
         if (operand.output && name.empty()) name = operand.name;

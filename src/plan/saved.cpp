@@ -12,7 +12,9 @@ SavedSearch::SavedSearch(const Graph& graph, const CompileOptions& options,
                          std::vector<Root> forward, std::vector<Root> backward,
                          const std::vector<NodeId>& forward_values,
                          const std::vector<NodeId>& cotangents)
-    : graph_(graph), options_(options), forward_(std::move(forward)),
+    : graph_(graph),
+      options_(options),
+      forward_(std::move(forward)),
       backward_(std::move(backward)) {
   const auto mask = [&](const std::vector<NodeId>& ids) {
     std::vector<bool> set = mask_of(graph_, needed_by(graph_, ids));
@@ -32,7 +34,8 @@ SavedSearch::SavedSearch(const Graph& graph, const CompileOptions& options,
 
 double SavedSearch::bytes_of(NodeId v) const {
   const Type& type = graph_.node(v).type;
-  const double rows = static_cast<double>(type.rows == kTokens ? options_.budget_tokens : type.rows);
+  const double rows =
+      static_cast<double>(type.rows == kTokens ? options_.budget_tokens : type.rows);
   return rows * static_cast<double>(type.cols) * static_cast<double>(size_of(options_.dtype));
 }
 
@@ -104,7 +107,8 @@ std::size_t SavedSearch::signature(NodeId v, int depth) const {
   const auto mix = [](std::size_t a, std::size_t b) {
     return a ^ (b + 0x9e3779b97f4a7c15ull + (a << 6) + (a >> 2));
   };
-  std::size_t hash = mix(static_cast<std::size_t>(node.op), static_cast<std::size_t>(node.type.kind));
+  std::size_t hash =
+      mix(static_cast<std::size_t>(node.op), static_cast<std::size_t>(node.type.kind));
   hash = mix(hash, static_cast<std::size_t>(node.type.cols));
   hash = mix(hash, static_cast<std::size_t>(node.type.rows));
   if (depth == 0) return hash;
@@ -112,7 +116,8 @@ std::size_t SavedSearch::signature(NodeId v, int depth) const {
   std::vector<std::size_t> users;
   for (const NodeId u : users_[static_cast<std::size_t>(v)]) {
     const Node& user = graph_.node(u);
-    users.push_back(mix(static_cast<std::size_t>(user.op), static_cast<std::size_t>(user.type.cols)));
+    users.push_back(
+        mix(static_cast<std::size_t>(user.op), static_cast<std::size_t>(user.type.cols)));
   }
   std::sort(users.begin(), users.end());
   for (const std::size_t user : users) hash = mix(hash, user);

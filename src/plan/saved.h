@@ -16,10 +16,10 @@ namespace coda {
 
 /// Both phases, partitioned for one choice of saved values.
 struct Split {
-  std::set<NodeId> tiles;       ///< the choice: tiles kept
-  std::vector<NodeId> saved;    ///< tiles, reductions and opaque results that backward reads
+  std::set<NodeId> tiles;     ///< the choice: tiles kept
+  std::vector<NodeId> saved;  ///< tiles, reductions and opaque results that backward reads
   Partition forward, backward;
-  double moved = 0, held = 0;   ///< bytes
+  double moved = 0, held = 0;  ///< bytes
   bool feasible = false;
 };
 

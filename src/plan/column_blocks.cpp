@@ -1,4 +1,4 @@
-#include "plan/blocks.h"
+#include "plan/column_blocks.h"
 
 #include <algorithm>
 #include <tuple>

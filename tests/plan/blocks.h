@@ -1,0 +1,130 @@
+// The blocks that plan tests compile, as math on a Graph: a LLaMA layer between two attention
+// calls, the head, a parallel block with two heads. Operators are plain functions over ops.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coda/graph.h"
+#include "plan/compile.h"
+
+namespace coda::blocks {
+
+/// x * weight / sqrt(mean(x^2) + eps)
+inline Tensor rms_norm(Tensor x, Tensor weight, double eps = 1e-6) {
+  const auto n = static_cast<double>(x.type().cols);
+  return x * rsqrt(row_sum(x * x) * (1 / n) + eps) * weight;
+}
+
+inline Tensor silu(Tensor x) { return x * sigmoid(x); }
+
+/// x * (1 + erf(x / sqrt 2)) / 2
+inline Tensor gelu(Tensor x) { return x * 0.5 * (erf(x * 0.70710678118654752) + 1); }
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias
+inline Tensor layer_norm(Tensor x, Tensor weight, Tensor bias, double eps = 1e-5) {
+  const auto n = static_cast<double>(x.type().cols);
+  Tensor centred = x - row_sum(x) * (1 / n);
+  return centred * rsqrt(row_sum(centred * centred) * (1 / n) + eps) * weight + bias;
+}
+
+/// Mean of lse(z) - z[target] over the rows whose target is not ignored.
+inline Tensor cross_entropy(Tensor z, Tensor targets) {
+  Graph& g = z.graph();
+  Tensor counted = valid(targets);
+  Tensor count = sum(counted);
+  Tensor scale = g.constant(1) / maximum(count, 1.0);
+  return sum(counted * (lse(z) - pick(z, targets)) * scale) + g.constant(0) / count;
+}
+
+struct Sizes {
+  std::int64_t d = 64;
+  std::int64_t f = 96;
+  std::int64_t head = 16;
+  std::int64_t kv = 64;  ///< width of k and of v
+  std::int64_t vocab = 128;
+  bool joint_gate_up = false;  ///< gate and up interleaved in one weight
+  DType tile = DType::f32;     ///< memory type of tile inputs and weights
+};
+
+/// The part of a LLaMA layer between two attention calls: y0 is attention's result, x0 the
+/// residual; x2 the new residual, q, k, v go into the next attention.
+inline CompileRequest llama_layer(Graph& g, const Sizes& s) {
+  Tensor y0 = g.tile("y0", s.d, s.tile), x0 = g.tile("x0", s.d, s.tile);
+  Tensor w0 = g.weight("w0", s.d, s.d, s.tile), w2 = g.weight("w2", s.d, s.f, s.tile);
+  Tensor n0 = g.row("n0", s.d), n1 = g.row("n1", s.d);
+  Tensor wq = g.weight("wq", s.d, s.d, s.tile), wk = g.weight("wk", s.kv, s.d, s.tile),
+         wv = g.weight("wv", s.kv, s.d, s.tile);
+  Tensor pos = g.col("pos", DType::i32), freq = g.row("freq", s.head);
+  Tensor x1 = g.named(matmul_nt(y0, w0) + x0, "x1");
+  Tensor h1 = rms_norm(x1, n0);
+  std::vector<Tensor> wrt{y0, x0, w0, n0};
+  Tensor gate, up;
+  if (s.joint_gate_up) {
+    Tensor w1 = g.weight("w1", 2 * s.f, s.d, s.tile);
+    Tensor z1 = g.named(matmul_nt(h1, w1), "z1");
+    gate = first_of_pair(z1, Pairs::interleaved());
+    up = second_of_pair(z1, Pairs::interleaved());
+    wrt.push_back(w1);
+  } else {
+    Tensor wg = g.weight("wg", s.f, s.d, s.tile), wu = g.weight("wu", s.f, s.d, s.tile);
+    gate = g.named(matmul_nt(h1, wg), "gate");
+    up = g.named(matmul_nt(h1, wu), "up");
+    wrt.push_back(wg);
+    wrt.push_back(wu);
+  }
+  Tensor y1 = g.named(silu(gate) * up, "y1");
+  Tensor x2 = g.named(matmul_nt(y1, w2) + x1, "x2");
+  Tensor h2 = rms_norm(x2, n1);
+  const Pairs pairs = Pairs::halves(s.head);
+  Tensor q = g.named(rotate(matmul_nt(h2, wq), pos, freq, pairs), "q");
+  Tensor k = g.named(rotate(matmul_nt(h2, wk), pos, freq, pairs), "k");
+  Tensor v = g.named(matmul_nt(h2, wv), "v");
+  for (Tensor t : {w2, n1, wq, wk, wv}) wrt.push_back(t);
+  CompileRequest request;
+  request.outputs = {{"x2", x2, g.tile("d_x2", s.d, s.tile)},
+                     {"q", q, g.tile("d_q", s.d, s.tile)},
+                     {"k", k, g.tile("d_k", s.kv, s.tile)},
+                     {"v", v, g.tile("d_v", s.kv, s.tile)}};
+  request.wrt = wrt;
+  return request;
+}
+
+/// The down projection, the last norm, and mean cross-entropy of h Wl^T.
+inline CompileRequest head(Graph& g, const Sizes& s) {
+  Tensor y1 = g.tile("y1", s.f, s.tile), x1 = g.tile("x1", s.d, s.tile);
+  Tensor w2 = g.weight("w2", s.d, s.f, s.tile), wl = g.weight("wl", s.vocab, s.d, s.tile);
+  Tensor n = g.row("n", s.d), targets = g.col("targets", DType::i32);
+  Tensor x2 = g.named(matmul_nt(y1, w2) + x1, "x2");
+  Tensor z = g.named(matmul_nt(rms_norm(x2, n), wl), "logits");
+  CompileRequest request;
+  request.outputs = {{"loss", cross_entropy(z, targets), g.constant(1)}};
+  request.wrt = {y1, x1, w2, n, wl};
+  return request;
+}
+
+/// Attention's output projection and an MLP in parallel from one norm, with biases; the MLP's
+/// result is normalised before it is added; two heads (a bounded value and logits) read one x.
+inline CompileRequest parallel_block(Graph& g, const Sizes& s) {
+  Tensor o = g.tile("o", s.d, s.tile), x = g.tile("x", s.d, s.tile);
+  Tensor wo = g.weight("wo", s.d, s.d, s.tile), w1 = g.weight("w1", s.f, s.d, s.tile),
+         w2 = g.weight("w2", s.d, s.f, s.tile), wa = g.weight("wa", s.d, s.d, s.tile),
+         wb = g.weight("wb", s.kv, s.d, s.tile);
+  Tensor bo = g.row("bo", s.d), b1 = g.row("b1", s.f), b2 = g.row("b2", s.d), n0 = g.row("n0", s.d),
+         n1 = g.row("n1", s.d), n2 = g.row("n2", s.d);
+  Tensor h = rms_norm(x, n0);
+  Tensor m = g.named(matmul_nt(gelu(matmul_nt(h, w1) + b1), w2) + b2, "m");
+  Tensor y = g.named(x + (matmul_nt(o, wo) + bo) + rms_norm(m, n1), "y");
+  Tensor hy = rms_norm(y, n2);
+  Tensor value = g.named(tanh(matmul_nt(hy, wa)), "value");
+  Tensor logits = g.named(matmul_nt(hy, wb), "logits");
+  CompileRequest request;
+  request.outputs = {{"y", y, g.tile("d_y", s.d, s.tile)},
+                     {"value", value, g.tile("d_value", s.d, s.tile)},
+                     {"logits", logits, g.tile("d_logits", s.kv, s.tile)}};
+  request.wrt = {o, x, wo, w1, w2, wa, wb, bo, b1, b2, n0, n1, n2};
+  return request;
+}
+
+}  // namespace coda::blocks
