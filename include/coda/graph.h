@@ -88,8 +88,8 @@ class Graph {
   Tensor at(NodeId id) { return Tensor(this, id); }
   NodeId find_input(std::string_view name) const;  ///< kNoNode if absent
 
-  /// Nodes with smaller ids are atoms: no simplification opens them to move their factors. Rewrites
-  /// of the backward phase set it, so that a stored z = acc * rstd is not taken apart again.
+  /// Nodes with smaller ids are atoms: no simplification undoes or opens them. Rewrites of the
+  /// backward phase set it, so that a stored z = acc * rstd is not taken apart again.
   void set_atoms_below(NodeId id) { atoms_below_ = id; }
   NodeId atoms_below() const { return atoms_below_; }
 

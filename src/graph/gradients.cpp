@@ -3,7 +3,7 @@
 
 #include "base/check.h"
 #include "coda/graph.h"
-#include "graph/rewrite.h"
+#include "graph/rebuild.h"
 #include "graph/rule.h"
 #include "ops/op_table.h"
 #include "ops/opaque.h"
@@ -154,6 +154,7 @@ std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<
     }
     reverse.seed(seed.value, seed.cotangent);
   }
+  const AtomsBelow atoms(graph, graph.size());
   reverse.run();
   for (std::size_t i = 0; i < wrt.size(); ++i) result[i] = reverse.cotangent(ids[i]);
   return result;

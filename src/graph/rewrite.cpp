@@ -1,5 +1,9 @@
 #include "graph/rewrite.h"
 
+#include <fmt/format.h>
+
+#include "graph/rebuild.h"
+
 namespace coda {
 
 std::vector<bool> mask_of(const Graph& graph, std::span<const NodeId> ids) {
@@ -34,6 +38,35 @@ std::vector<bool> depends_on(const Graph& graph, std::span<const NodeId> sources
     }
   }
   return depends;
+}
+
+bool is_free(const Graph& graph, NodeId id) {
+  const Node& node = graph.node(id);
+  if (node.type.kind != Kind::tile) return false;
+  const bool made =
+      node.op == Op::input || node.op == Op::matmul || node.op == Op::opaque || node.op == Op::proj;
+  if (made) return false;
+  for (NodeId in : node.in) {
+    if (graph.node(in).type.kind == Kind::tile && !is_free(graph, in)) return false;
+  }
+  return true;
+}
+
+Tensor rebuild(Graph& graph, NodeId id, const std::vector<NodeId>& map) {
+  const Node node = graph.node(id);  // a copy: making nodes moves the graph's
+  bool changed = false;
+  std::vector<Tensor> operands;
+  for (NodeId in : node.in) {
+    operands.push_back(graph.at(map[static_cast<std::size_t>(in)]));
+    changed = changed || operands.back().id() != in;
+  }
+  if (!changed) return graph.at(id);
+  return graph.named(graph.make(node.op, operands, node.attrs), node.name);
+}
+
+std::string label_of(const Graph& graph, NodeId id) {
+  const Node& node = graph.node(id);
+  return node.name.empty() ? fmt::format("%{}", id) : "%" + node.name;
 }
 
 }  // namespace coda

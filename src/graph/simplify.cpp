@@ -10,6 +10,8 @@ bool is_constant(const Graph& graph, NodeId id, double value) {
   return node.op == Op::constant && node.attrs.value == value;
 }
 
+bool is_atom(const Graph& graph, NodeId id) { return id < graph.atoms_below(); }
+
 Tensor zero_of(Graph& graph, Type type) { return broadcast(graph.constant(0), type); }
 
 Tensor simplify(Graph& graph, const Node& node) {

@@ -19,6 +19,9 @@ Tensor simplify_reduction(Graph& graph, const Node& node);
 /// Is it the constant `value`, or a broadcast of it?
 bool is_constant(const Graph& graph, NodeId id, double value);
 
+/// May no rule undo what the node does, because its value is stored? (Graph::set_atoms_below)
+bool is_atom(const Graph& graph, NodeId id);
+
 /// The constant 0 with the shape of type.
 Tensor zero_of(Graph& graph, Type type);
 

@@ -82,6 +82,7 @@ Tensor simplify_slice(Graph& graph, const Node& node) {
     const Tensor inner = graph.at(x.in[0]);
     return broadcast(axis.has(inner.type().kind) ? axis.part(inner, lo, hi) : inner, node.type);
   }
+  if (is_atom(graph, whole.id())) return {};
   switch (row_of(x.op).op_class) {
     case OpClass::elementwise:
       return slice_of_operands(graph, axis, x, lo, hi);

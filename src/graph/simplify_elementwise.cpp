@@ -147,7 +147,20 @@ Tensor with_constant(Graph& graph, Tensor t, Op op, double& value) {
 /// x if t = -x, else null.
 Tensor negated(Graph& graph, Tensor t) {
   const Node& node = graph.node(t.id());
-  return node.op == Op::neg ? graph.at(node.in[0]) : Tensor{};
+  return node.op == Op::neg && !is_atom(graph, t.id()) ? graph.at(node.in[0]) : Tensor{};
+}
+
+/// c * (t * v) = t * (c * v) for a vector v: one operation an element fewer.
+Tensor into_vector(Graph& graph, Tensor constant, Tensor product) {
+  const Node node = graph.node(product.id());
+  if (node.op != Op::mul || is_atom(graph, product.id())) return {};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Tensor v = graph.at(node.in[i]), t = graph.at(node.in[1 - i]);
+    if (v.type().kind != node.type.kind && t.type().kind == node.type.kind) {
+      return t * (v * constant);
+    }
+  }
+  return {};
 }
 
 Tensor simplify_sum(Graph& graph, const Node& node, Tensor a, Tensor b) {
@@ -175,7 +188,7 @@ Tensor simplify_mul(Graph& graph, const Node& node, Tensor a, Tensor b) {
     double inner = 0;
     if (const Tensor x = with_constant(graph, b, Op::mul, inner)) return x * (inner * *constant);
     if (const Tensor x = negated(graph, b)) return x * -*constant;
-    return {};
+    return into_vector(graph, a, b);
   }
   if (const Tensor x = negated(graph, a)) return -(x * b);
   if (const Tensor x = negated(graph, b)) return -(a * x);

@@ -17,7 +17,8 @@ Tensor simplify_half(Graph& graph, const Node& node) {
   if (whole_width(node.attrs, width)) {
     return first ? cols(x, 0, width / 2) : cols(x, width / 2, width);
   }
-  if (from.op == Op::join && from.attrs == node.attrs) return graph.at(from.in[first ? 0 : 1]);
+  if (from.op == Op::join && from.attrs == node.attrs && !is_atom(graph, x.id()))
+    return graph.at(from.in[first ? 0 : 1]);
   if (from.op == Op::broadcast && graph.node(from.in[0]).type.kind != Kind::row) {
     return broadcast(graph.at(from.in[0]), node.type);
   }
@@ -59,7 +60,8 @@ Tensor simplify_rotation(Graph& graph, const Node& node) {
   if (is_constant(graph, node.in[0], 0)) return graph.at(node.in[0]);
   const Node& x = graph.node(node.in[0]);
   const Op back = node.op == Op::rotate ? Op::unrotate : Op::rotate;
-  if (x.op == back && x.attrs == node.attrs && x.in[1] == node.in[1] && x.in[2] == node.in[2]) {
+  if (x.op == back && !is_atom(graph, node.in[0]) && x.attrs == node.attrs &&
+      x.in[1] == node.in[1] && x.in[2] == node.in[2]) {
     return graph.at(x.in[0]);
   }
   return over_parts(graph, node, node.attrs.period);

@@ -37,7 +37,7 @@ Split split(Graph& graph, Tensor t, Op reduction) {
     return {broadcast(graph.constant(1), node.type), inner, {}};
   }
   const bool product = node.op == Op::mul || node.op == Op::div || node.op == Op::neg;
-  if (!product || t.id() < graph.atoms_below()) return {t, {}, {}};
+  if (!product || is_atom(graph, t.id())) return {t, {}, {}};
   if (node.op == Op::neg) {
     const Split inner = split(graph, graph.at(node.in[0]), reduction);
     return {inner.rest, times(inner.numerator, graph.constant(-1)), inner.denominator};

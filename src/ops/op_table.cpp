@@ -81,11 +81,11 @@ constexpr std::array kTable = {
           "tile [M, n] -> tile [M, hi - lo]; row [n] -> row [hi - lo]", Rules{"pad_cols(dy)"}, "",
           ""},
     OpRow{Op::cat_cols, "cat_cols", C::addressing, -1, "y = a | b | ...",
-          "tiles or rows side by side", Rules{"part_cols(dy)"}, "part_cols(y)", "E"},
+          "tiles or rows side by side", Rules{"part_cols(dy)"}, "", ""},
     OpRow{Op::rows, "rows", C::addressing, 1, "y = a[lo:hi, :]",
           "weight [n, k] -> weight [hi - lo, k]", Rules{"pad_rows(dy)"}, "", ""},
     OpRow{Op::cat_rows, "cat_rows", C::addressing, -1, "y = a over b over ...",
-          "weights one above the other", Rules{"part_rows(dy)"}, "part_rows(y)", "E"},
+          "weights one above the other", Rules{"part_rows(dy)"}, "", ""},
     // segments
     OpRow{Op::segment_sum, "segment_sum", C::segment, 1,
           "y[j] = sum of columns [j P, (j + 1) P) of a", "tile [M, n] -> tile [M, n/P]",

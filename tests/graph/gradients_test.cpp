@@ -256,9 +256,9 @@ TEST(GradientRules, SquareGivesOneTerm) {
   EXPECT_EQ(to_string(g, gradients({{row_sum(a * a), d}}, {a})),
             "%a = input : f32[M, 3]\n"
             "%d = input : f32[M]\n"
-            "%0 = mul %a, %d : [M, 3]\n"
-            "%1 = constant 2 : []\n"
-            "%2 = mul %0, %1 : [M, 3]\n"
+            "%0 = constant 2 : []\n"
+            "%1 = mul %d, %0 : [M]\n"
+            "%2 = mul %a, %1 : [M, 3]\n"
             "roots %2\n");
 }
 

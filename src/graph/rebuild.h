@@ -1,0 +1,31 @@
+// What the rewrites share: building nodes again on top of rewritten operands.
+#pragma once
+
+#include <string>
+
+#include "graph/rewrite.h"
+
+namespace coda {
+
+/// The node again on what its operands became; itself if none changed.
+Tensor rebuild(Graph& graph, NodeId id, const std::vector<NodeId>& map);
+
+/// While it lives, nodes below `id` are atoms.
+class AtomsBelow {
+ public:
+  AtomsBelow(Graph& graph, NodeId id) : graph_(graph), before_(graph.atoms_below()) {
+    graph.set_atoms_below(id);
+  }
+  ~AtomsBelow() { graph_.set_atoms_below(before_); }
+  AtomsBelow(const AtomsBelow&) = delete;
+  AtomsBelow& operator=(const AtomsBelow&) = delete;
+
+ private:
+  Graph& graph_;
+  NodeId before_;
+};
+
+/// Its name, or %id.
+std::string label_of(const Graph& graph, NodeId id);
+
+}  // namespace coda
