@@ -122,14 +122,14 @@ std::set<NodeId> homes_of(const Graph& graph, const std::vector<NodeId>& tiles) 
     if (graph.node(id).op != Op::input) made.insert(id);
   }
   if (made.empty()) return all;
-  std::set<NodeId> last = made;
+  std::vector<NodeId> operands;
   for (NodeId id : made) {
-    const NodeId source[] = {id};
-    const std::vector<bool> after = depends_on(graph, source);
-    const bool followed = std::any_of(made.begin(), made.end(), [&](NodeId other) {
-      return other != id && after[static_cast<std::size_t>(other)];
-    });
-    if (followed) last.erase(id);
+    operands.insert(operands.end(), graph.node(id).in.begin(), graph.node(id).in.end());
+  }
+  const std::vector<bool> before = mask_of(graph, operands);
+  std::set<NodeId> last;
+  for (NodeId id : made) {
+    if (!before[static_cast<std::size_t>(id)]) last.insert(id);
   }
   return last;
 }

@@ -24,7 +24,7 @@ std::string shape_of(const Type& type) {
     case Kind::scalar:
       return "[]";
     case Kind::list:
-      return "list";
+      return "[any]";
   }
   return "";
 }
@@ -32,6 +32,13 @@ std::string shape_of(const Type& type) {
 std::string pairs_text(const Attrs& attrs) {
   if (attrs.layout == PairLayout::interleaved) return "interleaved";
   return fmt::format("halves({})", attrs.period);
+}
+
+/// Attention with heads, key-value heads, head dimension and scale.
+std::string opaque_text(const Attrs& a) {
+  const std::string_view name = row_of(a.opaque).name;
+  if (a.period == 0) return std::string(name);
+  return fmt::format("{}({}, {}, {}, {})", name, a.index, a.index2, a.period, a.value);
 }
 
 /// What stands between the op's name and its operands, and after them.
@@ -67,7 +74,7 @@ std::pair<std::string, std::string> attrs_text(const Node& node) {
     case Op::matmul:
       return {fmt::format("{}{}", a.transpose_a ? 't' : 'n', a.transpose_b ? 't' : 'n'), ""};
     case Op::opaque:
-      return {std::string(row_of(a.opaque).name), ""};
+      return {opaque_text(a), ""};
     case Op::proj:
       return {"", fmt::format(", {}", a.index)};
     default:

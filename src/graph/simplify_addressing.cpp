@@ -127,10 +127,11 @@ Tensor simplify_cat(Graph& graph, const Node& node) {
       flat.push_back(id);
     }
   }
+  if (axis.extent(node.type) == 0) return graph.at(flat[0]);
   std::vector<Tensor> parts;
   for (NodeId id : flat) {
     const Tensor part = graph.at(id);
-    if (axis.extent(part.type()) == 0 && node.type != part.type()) continue;
+    if (axis.extent(part.type()) == 0) continue;
     const Tensor merged =
         parts.empty() ? Tensor{} : merged_neighbours(graph, axis, parts.back(), part);
     if (merged) {

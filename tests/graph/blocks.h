@@ -50,4 +50,50 @@ inline LlamaLayer llama_layer(Graph& g, std::int64_t d, std::int64_t f, std::int
   return layer;
 }
 
+/// A value and what its gradients are wanted for.
+struct Block {
+  Tensor value;
+  std::vector<Tensor> wrt;
+};
+
+/// Mean cross-entropy of norm(y W^T + x) Wl^T; all ignored: a loss of NaN, gradients of zero.
+inline Block head(Graph& g, std::int64_t d, std::int64_t vocab) {
+  const Tensor y = g.tile("y", d), x = g.tile("x", d), n = g.row("n", d);
+  const Tensor w = g.weight("w", d, d), wl = g.weight("wl", vocab, d);
+  const Tensor targets = g.col("t", DType::i32);
+  const Tensor hidden = matmul_nt(y, w) + x;
+  const Tensor logits = matmul_nt(rms_norm(hidden, n), wl);
+  const Tensor ok = valid(targets), count = sum(ok);
+  const Tensor rows = ok * (lse(logits) - pick(logits, targets));
+  const Tensor mean = sum(rows * (g.constant(1) / maximum(count, 1.0)));
+  return {mean + g.constant(0) / count, {y, x, n, w, wl}};
+}
+
+/// x + attention-like branch + gated branch of one norm, with biases and a norm after the second.
+inline Block parallel_block(Graph& g, std::int64_t d, std::int64_t f) {
+  const Tensor o = g.tile("o", d), x0 = g.tile("x0", d);
+  const Tensor w = g.weight("w", d, d), wo = g.weight("wo", d, d);
+  const Tensor w1 = g.weight("w1", f, d), w2 = g.weight("w2", d, f), wq = g.weight("wq", d, d);
+  const Tensor b1 = g.row("b1", f), bo = g.row("bo", d), n = g.row("n", d), m = g.row("m", d);
+  const Tensor x = matmul_nt(x0, w) + x0;
+  const Tensor h = rms_norm(x, n);
+  const Tensor q = matmul_nt(h, wq);
+  const Tensor mlp = rms_norm(matmul_nt(silu(matmul_nt(h, w1) + b1), w2), m);
+  const Tensor y = x + (matmul_nt(o * sigmoid(q), wo) + bo) + mlp;
+  return {y, {o, x0, w, wo, w1, w2, wq, b1, bo, n, m}};
+}
+
+/// Heads of q normalised one by one, then turned.
+inline Block qk_norm(Graph& g, std::int64_t heads, std::int64_t head) {
+  const std::int64_t d = heads * head;
+  const Tensor x0 = g.tile("x0", d), w0 = g.weight("w0", d, d), wq = g.weight("wq", d, d);
+  const Tensor n = g.row("n", d), nq = g.row("nq", head);
+  const Tensor pos = g.col("pos", DType::i32), freq = g.row("freq", head);
+  const Tensor x = matmul_nt(x0, w0) + x0;
+  const Tensor q = matmul_nt(rms_norm(x, n), wq);
+  const Tensor mean = segment_sum(q * q, head) / static_cast<double>(head);
+  const Tensor normed = q * segment_broadcast(rsqrt(mean + 1e-6), head) * repeat(nq, heads);
+  return {rotate(normed, pos, freq, Pairs::halves(head)), {x0, w0, wq, n, nq}};
+}
+
 }  // namespace coda::testing
