@@ -1,9 +1,12 @@
 # Helpers that turn a folder into a target. A folder without sources yet makes no target, so
 # that the list in CMakeLists.txt can name the whole architecture.
 
+# Paths inside the project are relative for ccache, so that every build folder and every checkout
+# shares what it has compiled.
 find_program(CCACHE ccache)
 if(CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+                                  CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
 
 add_library(coda_options INTERFACE)
