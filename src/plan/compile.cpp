@@ -31,8 +31,8 @@ class Compiler {
     std::vector<const Partition*> parts{&split.forward};
     if (!backward_roots_.empty()) parts.push_back(&split.backward);
     PlanBuilder builder(graph_, options_, slots_, parts, seeds_);
-    builder.add_phase(split.forward, false);
-    if (!backward_roots_.empty()) builder.add_phase(split.backward, true);
+    builder.add_forward(split.forward);
+    if (!backward_roots_.empty()) builder.add_backward(split.backward, split.saved);
     auto plan = std::make_shared<Plan>(builder.finish());
     verify(*plan);
     return plan;
@@ -44,7 +44,7 @@ class Compiler {
   void add_results();
   void differentiate();
   void add_slot(const std::string& name, NodeId v, DType dtype, bool accumulate, bool may_own,
-                std::vector<Root>& roots);
+                bool backward);
   void add_output_slots();
   void add_gradient_slots();
   Split choose();
@@ -183,7 +183,7 @@ void Compiler::differentiate() {
 }
 
 void Compiler::add_slot(const std::string& name, NodeId v, DType dtype, bool accumulate,
-                        bool may_own, std::vector<Root>& roots) {
+                        bool may_own, bool backward) {
   const Node& node = graph_.node(v);
   const auto slot = static_cast<std::int32_t>(slots_.size());
   // The owner's value is read by other units from the output itself; the rest are copies.
@@ -191,8 +191,8 @@ void Compiler::add_slot(const std::string& name, NodeId v, DType dtype, bool acc
   const bool owner = may_own && node.type.kind == Kind::tile && dtype == options_.dtype &&
                      node.op != Op::input && node.op != Op::cat_cols && !sliced &&
                      owned_.insert(v).second;
-  slots_.push_back({name, v, dtype, accumulate, owner});
-  roots.push_back({v, owner ? -1 : slot, owner});
+  slots_.push_back({name, v, dtype, accumulate, owner, backward});
+  (backward ? backward_roots_ : forward_roots_).push_back({v, owner ? -1 : slot, owner});
 }
 
 void Compiler::add_output_slots() {
@@ -200,7 +200,7 @@ void Compiler::add_output_slots() {
     if (!request_.outputs[i].store) continue;
     const bool tile = graph_.node(values_[i]).type.kind == Kind::tile;
     add_slot(request_.outputs[i].name, values_[i], tile ? options_.output_dtype : DType::f32, false,
-             true, forward_roots_);
+             true, false);
   }
 }
 
@@ -216,7 +216,7 @@ void Compiler::add_gradient_slots() {
     // A gradient that is a forward value may be in memory already: copied.
     add_slot("d_" + graph_.node(request_.wrt[i].id()).name, v, dtype,
              weight && options_.accumulate_weight_grads,
-             needs_cotangent[static_cast<std::size_t>(v)], backward_roots_);
+             needs_cotangent[static_cast<std::size_t>(v)], true);
   }
 }
 

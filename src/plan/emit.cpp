@@ -95,7 +95,8 @@ std::int32_t PlanBuilder::own_buffer(NodeId v) {
   const auto found = own_.find(v);
   if (found != own_.end()) return found->second;
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (slots_[i].owner && slots_[i].node == v) return own_[v] = slot_buffers_[i];
+    if (slots_[i].owner && slots_[i].node == v && slots_[i].backward == backward_)
+      return own_[v] = slot_buffers_[i];
   const Node& node = graph_.node(v);
   const std::int32_t buffer = add_buffer({.name = unique_name(name_of_node(v)),
                                           .role = Role::scratch,
@@ -175,14 +176,30 @@ void PlanBuilder::add_opaque(const Unit& unit, std::vector<Step>& steps) {
   steps.push_back(std::move(step));
 }
 
-void PlanBuilder::add_phase(const Partition& partition, bool backward) {
-  auto& steps = backward ? plan_.backward : plan_.forward;
+void PlanBuilder::add_steps(const Partition& partition) {
+  auto& steps = backward_ ? plan_.backward : plan_.forward;
   for (const Unit& unit : partition.units) {
     if (unit.kind == UnitKind::opaque)
       add_opaque(unit, steps);
     else
-      steps.push_back(emit_unit(*this, unit, backward ? "backward" : "forward"));
+      steps.push_back(emit_unit(*this, unit, backward_ ? "backward" : "forward"));
   }
+}
+
+void PlanBuilder::add_forward(const Partition& partition) { add_steps(partition); }
+
+void PlanBuilder::add_backward(const Partition& partition, const std::vector<NodeId>& saved) {
+  backward_ = true;
+  const auto stays = [&](NodeId v) {
+    return graph_.node(v).op == Op::input || std::binary_search(saved.begin(), saved.end(), v);
+  };
+  // Saved slices of something stored whole keep their place.
+  for (const NodeId v : saved)
+    if (is_tile(graph_.node(v))) places_.emplace(v, locate(v));
+  std::erase_if(places_, [&](const auto& entry) { return !stays(entry.first); });
+  std::erase_if(own_, [&](const auto& entry) { return !stays(entry.first); });
+  std::erase_if(vectors_, [&](const auto& entry) { return !stays(entry.first); });
+  add_steps(partition);
 }
 
 Plan PlanBuilder::finish() {

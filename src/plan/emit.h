@@ -22,6 +22,7 @@ struct OutputSlot {
   bool accumulate = false;
   /// The node's own buffer is this output: other units may read it.
   bool owner = false;
+  bool backward = false;  ///< of the backward phase
 };
 
 /// Where a tile, weight or vector lies.
@@ -35,7 +36,9 @@ class PlanBuilder {
  public:
   PlanBuilder(const Graph& graph, const CompileOptions& options, std::vector<OutputSlot> slots,
               const std::vector<const Partition*>& phases, std::map<NodeId, double> constants);
-  void add_phase(const Partition& partition, bool backward);
+  void add_forward(const Partition& partition);
+  /// saved: what backward reads of the forward phase. Everything else it makes is its own.
+  void add_backward(const Partition& partition, const std::vector<NodeId>& saved);
   Plan finish();
 
   // For the emitter of one program:
@@ -60,6 +63,7 @@ class PlanBuilder {
   std::string name_of_node(NodeId v) const;
 
  private:
+  void add_steps(const Partition& partition);
   void add_opaque(const Unit& unit, std::vector<Step>& steps);
   std::int32_t add_buffer(Buffer buffer);
   std::int32_t own_buffer(NodeId v);
@@ -75,6 +79,7 @@ class PlanBuilder {
   std::map<NodeId, std::int32_t> own_;
   std::map<NodeId, std::vector<std::int32_t>> vectors_;
   std::set<std::string> names_, program_names_;
+  bool backward_ = false;
   Plan plan_;
 };
 
