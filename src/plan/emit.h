@@ -49,8 +49,9 @@ class PlanBuilder {
   const Buffer& buffer(std::int32_t index) const { return plan_.buffers[index]; }
   /// Where v can be read; throws InternalError if it is not in memory.
   Place locate(NodeId v);
-  /// Where a store goes; makes the buffer when it is the first of it.
-  Place place_for(const UnitStore& store);
+  /// Where a store goes; makes the buffer when it is the first of it. A value that is only copied
+  /// is read where it was before.
+  Place place_for(const UnitStore& store, bool copied);
   Place slot_place(std::int32_t slot) const { return {slot_buffers_[slot], 0, 0}; }
   /// The buffers that hold a reduction, one a block of the reduced tile's columns.
   const std::vector<std::int32_t>& vector_buffers(NodeId v) const;

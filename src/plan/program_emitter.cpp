@@ -479,7 +479,7 @@ class Emitter {
   void add_store(const UnitStore& store) {
     const Node& node = graph_.node(store.value);
     const bool accumulate = store.slot >= 0 && plan_.slot(store.slot).accumulate;
-    const Place place = plan_.place_for(store);
+    const Place place = plan_.place_for(store, is_load(store.value));
     const DType dtype = plan_.buffer(place.buffer).dtype;
     if (!is_tile(node)) {
       const bool is_row = node.type.kind == Kind::row;
