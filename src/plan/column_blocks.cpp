@@ -108,11 +108,22 @@ class Analysis {
     bool changed = false;
     for (const auto& [v, links] : links_)
       for (const Link& link : links) {
-        if (!computed(link.u)) continue;
-        changed |= carry(v, link);
+        changed |= computed(link.u) ? carry(v, link) : fit_load(v, link);
         if (result_.culprit != kNoNode) return false;
       }
     return changed;
+  }
+
+  /// A loaded operand can be read from any column on, but parts of a cat_cols lie in different
+  /// places, and pairs and segments stay whole.
+  bool fit_load(NodeId v, const Link& link) {
+    if (graph_.node(v).op == Op::cat_cols) {
+      const bool first = add_cut(v, link.shift_v);
+      return add_cut(v, link.shift_v + graph_.node(link.u).type.cols) || first;
+    }
+    for (const std::int64_t cut : result_.cuts[v])
+      if (cut % link.unit_v != 0) result_.culprit = v;
+    return false;
   }
 
   bool carry(NodeId v, const Link& link) {
