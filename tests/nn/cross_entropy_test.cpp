@@ -77,6 +77,7 @@ TEST(CrossEntropy, ValueAndGradientOfEveryReduction) {
                     tolerance * std::max(1.0, total));
       }
       EXPECT_LE(difference(c.gradients()[0], d_logits), tolerance);
+      c.check_programs();
     }
   }
 }
@@ -89,6 +90,14 @@ TEST(CrossEntropy, NothingThatCountsGivesNaNAndGradientsOfZero) {
     EXPECT_TRUE(std::isnan(c.evaluate().at(0, 0)));
     const Matrix gradient = c.gradients()[0];
     for (const double g : gradient.v) EXPECT_EQ(g, 0);
+    const auto backend = make_reference_backend(DType::f32);
+    for (const bool fuse : {true, false}) {
+      CompileOptions options;
+      options.fuse = fuse;
+      const std::vector<Matrix> got = c.run(*backend, options, DType::f32);
+      EXPECT_TRUE(std::isnan(got[0].at(0, 0)));
+      for (const double g : got[1].v) EXPECT_EQ(g, 0);
+    }
     OperatorCase sum(static_cast<std::int64_t>(targets.size()));
     build(sum, {11, targets}, Reduction::sum);
     EXPECT_EQ(sum.evaluate().at(0, 0), 0);

@@ -34,6 +34,7 @@ TEST(Linear, ValueAndGradients) {
       return total;
     });
     c.check_differences();
+    c.check_programs();
   }
 }
 
@@ -50,6 +51,7 @@ TEST(RmsNorm, ValueAndGradients) {
       return c.value("x").at(r, n) * c.value("w").at(0, n) / std::sqrt(mean + eps);
     });
     c.check_differences();
+    c.check_programs();
   }
 }
 
@@ -90,6 +92,7 @@ TEST(Activations, ValueAndGradients) {
       expect_value(c,
                    [&](std::int64_t r, std::int64_t n) { return a.scalar(c.value("x").at(r, n)); });
       c.check_differences();
+      c.check_programs();
     }
   }
 }
@@ -103,6 +106,7 @@ TEST(Swiglu, ValueAndGradientsOfBothForms) {
       return silu(two.value("gate").at(r, n)) * two.value("up").at(r, n);
     });
     two.check_differences();
+    two.check_programs();
     // The whole width in halves, interleaved, and halves of groups of 4.
     for (const Pairs pairs : {Pairs::halves(), Pairs::interleaved(), Pairs::halves(4)}) {
       const bool whole = pairs.layout == PairLayout::halves && pairs.period == 0;
@@ -114,6 +118,7 @@ TEST(Swiglu, ValueAndGradientsOfBothForms) {
         return silu(one.value("z").at(r, first)) * one.value("z").at(r, first + half);
       });
       one.check_differences();
+      one.check_programs();
     }
   }
 }
@@ -145,6 +150,7 @@ TEST(Rope, ValueAndGradientsInBothLayouts) {
                         : x1 * std::cos(angle) - x2 * std::sin(angle);
         });
         c.check_differences();
+        c.check_programs();
       }
     }
   }
