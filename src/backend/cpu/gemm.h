@@ -1,0 +1,44 @@
+// One tile of a matrix product at a time, by one thread, into fp32 scratch. Operands are f32, bf16
+// or f16, row-major with any stride, either one transposed; 16-bit panels are widened while they
+// are packed, K block by K block, so nothing larger than a panel exists in fp32.
+//
+// The order of summation over K depends on K alone, never on the tile: bits do not change with the
+// size of tiles.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/tensor.h"
+
+namespace coda::cpu {
+
+/// op(A) [M, K] times op(B) [K, N]. B is a list of row blocks, one above the other.
+struct Factors {
+  TensorView a;                   ///< [M, K], or [K, M] if transpose_a
+  std::span<const TensorView> b;  ///< blocks of [K, N], or of [N, K] if transpose_b
+  bool transpose_a = false;
+  bool transpose_b = false;
+  std::int64_t k = 0;
+};
+
+/// Columns [col, col + n) of the product, written to c: rows are `stride` apart.
+struct TileBlock {
+  std::int64_t col = 0;
+  std::int64_t n = 0;
+  float* c = nullptr;
+  std::int64_t stride = 0;
+};
+
+/// Rows of c that a tile of `rows` rows writes: a few more, up to a multiple of the kernel's
+/// height. Columns are written up to padded(n).
+std::int64_t tile_rows(std::int64_t rows);
+
+/// Floats of packing space for tiles of up to rows x cols (cols: of the widest block).
+std::int64_t packing_floats(std::int64_t rows, std::int64_t cols);
+
+/// Computes rows [row, row + rows) of each block. K = 0 gives zeros. `packing` is 64-byte aligned.
+void multiply_tile(const Factors& factors, std::int64_t row, std::int64_t rows,
+                   std::span<const TileBlock> blocks, float* packing);
+
+}  // namespace coda::cpu

@@ -1,0 +1,132 @@
+// Runs plans on the CPU. Everything that a run needs is made ready by prepare(): a run allocates
+// nothing.
+#include <algorithm>
+#include <map>
+
+#include "backend/bindings.h"
+#include "backend/cpu/compiled.h"
+#include "backend/cpu/opaque_kernels.h"
+#include "base/check.h"
+
+namespace coda {
+namespace {
+
+using cpu::CompiledProgram;
+using cpu::OpaqueKernel;
+using cpu::ThreadPool;
+
+/// A step with the views of its operands, filled in before it runs.
+struct CpuStep {
+  const Step* step = nullptr;
+  std::shared_ptr<const CompiledProgram> program;
+  const OpaqueKernel* kernel = nullptr;
+  std::size_t workspace_bytes = 0;
+  std::vector<TensorView> views;
+};
+
+class CpuSession final : public Session {
+ public:
+  CpuSession(std::shared_ptr<const Plan> plan, std::int64_t max_tokens,
+             std::shared_ptr<ThreadPool> pool)
+      : bindings_(plan, max_tokens), pool_(std::move(pool)) {
+    steps_[0] = compile(plan->forward, max_tokens);
+    steps_[1] = compile(plan->backward, max_tokens);
+    allocate();
+  }
+
+  void bind(std::string_view name, const TensorView& view) override { bindings_.bind(name, view); }
+
+  void run(Phase phase, std::int64_t tokens) override {
+    bindings_.begin(phase, tokens);
+    for (CpuStep& step : steps_[phase == Phase::forward ? 0 : 1]) {
+      for (std::size_t i = 0; i < step.views.size(); ++i)
+        step.views[i] = bindings_.view(step.step->slices[i]);
+      run(step, tokens);
+    }
+    bindings_.end(phase);
+  }
+
+  TensorView buffer(std::string_view name) const override { return bindings_.view(name); }
+
+ private:
+  std::vector<CpuStep> compile(const std::vector<Step>& steps, std::int64_t max_tokens) {
+    std::vector<CpuStep> out;
+    for (const Step& step : steps) {
+      CpuStep made;
+      made.step = &step;
+      made.views.resize(step.slices.size());
+      if (step.program) {
+        auto& compiled = compiled_[step.program.get()];
+        if (!compiled) compiled = std::make_shared<CompiledProgram>(step.program, max_tokens);
+        made.program = compiled;
+      } else {
+        made.kernel = &cpu::kernel_of(step.opaque);
+        if (made.kernel->workspace_bytes)
+          made.workspace_bytes =
+              made.kernel->workspace_bytes(step.attrs, max_tokens, pool_->threads());
+      }
+      out.push_back(std::move(made));
+    }
+    return out;
+  }
+
+  void allocate() {
+    std::int64_t shared = 0, bytes = 0;
+    for (const auto& steps : steps_) {
+      for (const CpuStep& step : steps) {
+        bytes = std::max(bytes, static_cast<std::int64_t>(step.workspace_bytes));
+        if (!step.program) continue;
+        shared = std::max(shared, step.program->shared_floats());
+        thread_floats_ = std::max(thread_floats_, step.program->thread_floats());
+      }
+    }
+    thread_floats_ = cpu::padded(thread_floats_);
+    shared_ = HostTensor(DType::f32, 1, shared);
+    scratch_ = HostTensor(DType::f32, pool_->threads(), thread_floats_);
+    workspace_ = HostTensor(DType::f32, 1, (bytes + 3) / 4);
+  }
+
+  void run(const CpuStep& step, std::int64_t tokens) {
+    if (step.program) {
+      step.program->run(step.views, tokens, shared_.view().as<float>(), scratch_.view().as<float>(),
+                        thread_floats_, *pool_);
+      return;
+    }
+    const std::span<const TensorView> views(step.views);
+    const auto inputs = static_cast<std::size_t>(step.step->n_inputs);
+    step.kernel->run({step.step->attrs, tokens, views.first(inputs), views.subspan(inputs),
+                      std::span(workspace_.view().as<std::byte>(), step.workspace_bytes), *pool_});
+  }
+
+  Bindings bindings_;
+  std::shared_ptr<ThreadPool> pool_;
+  std::map<const Program*, std::shared_ptr<const CompiledProgram>> compiled_;
+  std::vector<CpuStep> steps_[2];
+  std::int64_t thread_floats_ = 0;
+  HostTensor shared_, scratch_, workspace_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads) : pool_(std::make_shared<ThreadPool>(threads)) {}
+  std::string_view name() const override { return "cpu"; }
+  std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
+                                   std::int64_t max_tokens) override {
+    return std::make_unique<CpuSession>(std::move(plan), max_tokens, pool_);
+  }
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+  if (threads < 0)
+    throw_error<UsageError>(
+        "cpu backend: expected 0 (all cores) or a number of threads, got {}. Give 0 or more.",
+        threads);
+  return std::make_unique<CpuBackend>(threads);
+}
+
+}  // namespace coda
