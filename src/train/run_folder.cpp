@@ -29,6 +29,13 @@ LlamaConfig load_config(const fs::path& folder) {
   return parse_llama_config(read_file(path), path.string());
 }
 
+void check_vocabulary(const Tokenizer& tokenizer, const LlamaConfig& config,
+                      const fs::path& folder) {
+  if (tokenizer.vocab_size() <= config.vocab_size) return;
+  throw_error<UsageError>("{}: expected a tokenizer of at most vocab_size = {} pieces, got {}.",
+                          folder.string(), config.vocab_size, tokenizer.vocab_size());
+}
+
 LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer) {
   if (options.d_model % options.heads != 0 || options.d_model / options.heads % 2 != 0) {
     throw_error<UsageError>(

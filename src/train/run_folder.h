@@ -13,6 +13,10 @@ namespace coda {
 /// config.json of a folder. Throws UsageError.
 LlamaConfig load_config(const std::filesystem::path& folder);
 
+/// Throws UsageError if the tokenizer of a folder has ids that its model has not.
+void check_vocabulary(const Tokenizer& tokenizer, const LlamaConfig& config,
+                      const std::filesystem::path& folder);
+
 /// The configuration of a new model. Throws UsageError naming the option.
 LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer);
 

@@ -1,0 +1,39 @@
+#include "cli/command.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+
+namespace coda {
+
+void Output::add_option(CLI::App& app) {
+  app.add_flag("--json", json_, "One JSON object a line on stdout, nothing else")->group("Output");
+}
+
+void Output::object(const nlohmann::ordered_json& object) const {
+  if (!json_) return;
+  fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  std::fflush(stdout);
+}
+
+void DeviceOptions::add_options(CLI::App& app) {
+  app.add_option("--device", device, "cpu, or reference: slow scalar code that defines the result")
+      ->group("Device")
+      ->capture_default_str();
+  app.add_option("--threads", threads, "Threads, 0: all cores. Results do not depend on it")
+      ->group("Device")
+      ->capture_default_str();
+}
+
+std::unique_ptr<Backend> DeviceOptions::make() const {
+  constexpr int kMostThreads = 4096;
+  if (threads < 0 || threads > kMostThreads) {
+    throw_error<UsageError>("--threads: expected 0 (all cores) to {}, got {}.", kMostThreads,
+                            threads);
+  }
+  if (device == "cpu") return make_cpu_backend(threads);
+  if (device == "reference") return make_reference_backend(DType::f32);
+  throw_error<UsageError>("--device: expected cpu or reference, got \"{}\".", device);
+}
+
+}  // namespace coda

@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "cli/command.h"
+#include "train/checkpoint.h"
+#include "train/data.h"
+#include "train/llama_model.h"
+#include "train/loop.h"
+#include "train/run_folder.h"
+
+namespace coda {
+namespace {
+
+struct EvalCommand {
+  std::string model;
+  std::vector<std::string> data;
+  std::int64_t seq = 0, batch = 8;
+  std::string dtype = "f32";
+  bool held_out = false;
+  DeviceOptions device;
+  Output output;
+
+  int run() const;
+};
+
+int EvalCommand::run() const {
+  const LlamaConfig config = load_config(model);
+  const Tokenizer tokenizer = Tokenizer::load(model);
+  check_vocabulary(tokenizer, config, model);
+  const std::int64_t length = seq > 0 ? seq : config.max_position_embeddings;
+  if (seq < 0 || batch < 1 || length > config.max_position_embeddings ||
+      batch > (std::int64_t{1} << 31) / length) {
+    throw_error<UsageError>(
+        "--seq, --batch: expected 1 to max_position_embeddings = {} tokens a sequence and at most "
+        "2^31 a batch, got {} and {}.",
+        config.max_position_embeddings, seq, batch);
+  }
+  const auto backend = device.make();
+  const std::vector<std::int32_t> stream = tokenize(read_texts(data), tokenizer);
+  const std::span<const std::int32_t> all(stream);
+  const TokenSplit split = held_out ? split_tokens(all, length) : TokenSplit{all, all};
+  if (split.held_out.size() < 2) {
+    throw_error<UsageError>("--data: expected at least 2 tokens, got {}.", split.held_out.size());
+  }
+  const auto count = static_cast<std::int64_t>(split.held_out.size());
+  const auto llama =
+      make_llama_model(config, *backend, parse_dtype(dtype), std::min(batch * length, count));
+  load_weights(*llama, model);
+  const double loss = mean_loss(*llama, split.held_out, length, batch);
+  const double unigram = unigram_loss(split.training, split.held_out, config.vocab_size);
+  const auto tokens = static_cast<std::int64_t>(split.held_out.size()) - 1;
+  output.object({{"eval_loss", loss},
+                 {"perplexity", std::exp(loss)},
+                 {"unigram_loss", unigram},
+                 {"tokens", tokens}});
+  output.result("loss {:.4f} (perplexity {:.2f}) over {} tokens; a unigram model reaches {:.4f}\n",
+                loss, std::exp(loss), tokens, unigram);
+  return 0;
+}
+
+}  // namespace
+
+Command add_eval(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("eval", "Mean cross-entropy of a model on text");
+  auto c = std::make_shared<EvalCommand>();
+  sub->add_option("--model", c->model, "Hugging Face folder")->required()->group("Input");
+  sub->add_option("--data", c->data, "Text files or folders (UTF-8)")->required()->group("Input");
+  sub->add_flag("--held-out", c->held_out,
+                "Only the part that `coda train` on the same data and --seq held out")
+      ->group("Input");
+  sub->add_option("--seq", c->seq, "Tokens of a sequence, 0: as many as the model was made for")
+      ->group("Computation")
+      ->capture_default_str();
+  sub->add_option("--batch", c->batch, "Sequences at once")
+      ->group("Computation")
+      ->capture_default_str();
+  sub->add_option("--dtype", c->dtype, "f32 or bf16")->group("Computation")->capture_default_str();
+  c->device.add_options(*sub);
+  c->output.add_option(*sub);
+  sub->footer(
+      "The unigram loss is that of token frequencies of the training part (without --held-out: of "
+      "the text itself), with one added to each.\n"
+      "Example:\n  coda eval --model run --data book.txt --held-out");
+  return {sub, [c] { return c->run(); }};
+}
+
+}  // namespace coda

@@ -1,0 +1,43 @@
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/command.h"
+
+namespace coda {
+namespace {
+
+std::string cpu_features() {
+  std::string text;
+  const auto add = [&](bool has, const char* name) {
+    if (has) text += (text.empty() ? "" : " ") + std::string(name);
+  };
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+  add(__builtin_cpu_supports("avx512bf16"), "avx512bf16");
+#elif defined(__aarch64__)
+  add(true, "neon");
+#endif
+  return text.empty() ? "none of those that coda uses" : text;
+}
+
+int run(const Output& output) {
+  const unsigned threads = std::thread::hardware_concurrency();
+  output.object({{"version", CODA_VERSION}, {"cpu", cpu_features()}, {"threads", threads}});
+  output.result("coda     {}\nCPU      {}\nthreads  {}\n", CODA_VERSION, cpu_features(), threads);
+  return 0;
+}
+
+}  // namespace
+
+Command add_info(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("info", "What this build runs on");
+  auto output = std::make_shared<Output>();
+  output->add_option(*sub);
+  sub->footer("Example:\n  coda info --json");
+  return {sub, [output] { return run(*output); }};
+}
+
+}  // namespace coda

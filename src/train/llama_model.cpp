@@ -1,0 +1,60 @@
+#include "train/llama_model.h"
+
+#include "nn/models/llama.h"
+
+namespace coda {
+namespace {
+
+class TrainedLlama : public Model {
+ public:
+  TrainedLlama(const LlamaConfig& config, Backend& backend, DType dtype, std::int64_t max_tokens)
+      : model_(config, {dtype, {}}, backend) {
+    model_.reserve(max_tokens);
+    for (LlamaModel::Parameter& p : model_.parameters()) {
+      std::vector<std::int64_t> shape{p.weight.cols};
+      if (!p.weight.is_vector) shape.insert(shape.begin(), p.weight.rows);
+      parameters_.push_back(
+          {p.weight.name, std::move(shape), p.value.as<float>(), p.gradient.as<float>()});
+    }
+  }
+
+  const std::vector<Parameter>& parameters() const override { return parameters_; }
+  void values_changed() override { model_.values_changed(); }
+  std::int64_t vocab_size() const override { return model_.config().vocab_size; }
+
+  double forward_backward(const Batch& batch, float scale) override {
+    return model_.forward_backward(packed(batch), scale);
+  }
+  double evaluate(const Batch& batch) override { return model_.evaluate(packed(batch)); }
+  std::vector<float> logits(const Batch& batch) override {
+    std::vector<float> out(batch.tokens.size() * static_cast<std::size_t>(vocab_size()));
+    model_.logits(packed(batch), out);
+    return out;
+  }
+
+ private:
+  /// Equal sequences as the packed ones that the model takes; views batch and this object.
+  LlamaBatch packed(const Batch& batch) {
+    positions_.clear();
+    cu_seqlens_.assign(1, 0);
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
+      positions_.push_back(static_cast<std::int32_t>(static_cast<std::int64_t>(i) % batch.seq));
+      const auto end = static_cast<std::int32_t>(i + 1);
+      if (end % batch.seq == 0) cu_seqlens_.push_back(end);
+    }
+    return {batch.tokens, positions_, cu_seqlens_, batch.labels};
+  }
+
+  LlamaModel model_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::int32_t> positions_, cu_seqlens_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
+                                        std::int64_t max_tokens) {
+  return std::make_unique<TrainedLlama>(config, backend, dtype, max_tokens);
+}
+
+}  // namespace coda

@@ -1,0 +1,232 @@
+// Runs the program itself, as a user does: what it prints, where, and its exit code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "train/file.h"
+#include "train/temporary_folder.h"
+
+namespace coda {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Result {
+  int code;
+  std::string out, err;
+
+  std::vector<json> lines() const {
+    std::vector<json> objects;
+    std::istringstream text(out);
+    for (std::string line; std::getline(text, line);) objects.push_back(json::parse(line));
+    return objects;
+  }
+};
+
+/// A shell command line in which `coda` is the program just built.
+Result shell(const TemporaryFolder& folder, const std::string& command) {
+  const std::string build = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+  const std::string line = "cd '" + folder.path().string() + "' && PATH='" + build +
+                           "':\"$PATH\" && (" + command + ") > out.txt 2> err.txt";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(folder.path() / "out.txt"),
+          read_file(folder.path() / "err.txt")};
+}
+
+const std::string kGolden = std::string(CODA_SOURCE_DIR) + "/tests/golden/";
+
+std::string some_text() {
+  std::string text;
+  for (int i = 0; i < 120; ++i) {
+    text += "The number " + std::to_string(i * 37 % 101) + " follows, and then the dog sleeps.\n";
+  }
+  return text;
+}
+
+// a model that takes milliseconds a step
+const std::string kSmall =
+    "coda train --data text.txt --tokenizer bytes --d-model 32 --layers 1 --heads 2 --seq 32 "
+    "--batch 2 ";
+const std::string kSchedule = "--steps 6 --eval-every 3 --save-every 2 ";
+
+TEST(Command, HelpTeachesAndGoesToStdout) {
+  const TemporaryFolder folder;
+  const Result all = shell(folder, "coda --help");
+  EXPECT_EQ(all.code, 0);
+  EXPECT_THAT(all.out, AllOf(HasSubstr("train"), HasSubstr("generate"), HasSubstr("Example")));
+  for (const char* name : {"train", "eval", "generate", "verify", "info"}) {
+    const Result one = shell(folder, std::string("coda ") + name + " --help");
+    EXPECT_EQ(one.code, 0) << name;
+    EXPECT_THAT(one.out, AllOf(HasSubstr("--json"), HasSubstr("Example"))) << name;
+    EXPECT_EQ(one.err, "") << name;
+  }
+  EXPECT_THAT(shell(folder, "coda train --help").out, HasSubstr("--steps INT=600"));
+}
+
+TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  folder.write("tiny.txt", "x");
+  folder.write("binary", std::string("a\0b", 3));
+  const std::pair<std::string, std::string> cases[] = {
+      {"coda", "expected a command"},
+      {"coda nonsense", "nonsense"},
+      {"coda train --nonsense 3", "nonsense"},
+      {"coda train --data text.txt --seq three --out r", "seq"},
+      {"coda train --data text.txt", "--out: expected"},
+      {"coda train --out r", "--data: expected"},
+      {"coda train --data none.txt --out r", "--data: none.txt"},
+      {"coda train --data binary --out r", "binary: expected UTF-8 text"},
+      {"coda train --data tiny.txt --tokenizer bytes --out r", "--seq 128"},
+      {"coda train --data text.txt --heads 3 --out r", "--heads"},
+      {"coda train --data text.txt --vocab 7 --out r", "--vocab"},
+      {"coda train --data text.txt --dtype f8 --out r", "--dtype"},
+      {"coda train --data text.txt --device gpu9 --out r", "--device"},
+      {"coda train --resume none", "--resume: none"},
+      {"coda eval --model none --data text.txt", "none: expected a model folder"},
+      {"coda generate --model none --prompt x", "none: expected a model folder"},
+      {"coda verify --model " + kGolden + "llama-gqa --case none", "none: cannot open"},
+      {"coda verify --model " + kGolden + "llama-gqa --case text.txt", "text.txt: header"},
+  };
+  for (const auto& [command, message] : cases) {
+    const Result result = shell(folder, command);
+    EXPECT_EQ(result.code, 2) << command << "\n" << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message)) << command;
+    EXPECT_EQ(result.out, "") << command;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "r"));  // nothing is left behind
+}
+
+TEST(Command, VerifyAgreesWithTransformers) {
+  const TemporaryFolder folder;
+  for (const std::string name : {"llama-gqa", "llama-mha-odd"}) {
+    const std::string model = kGolden + name;
+    const Result result = shell(
+        folder, "coda verify --json --model " + model + " --case " + model + "/case.safetensors");
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    const auto lines = result.lines();
+    EXPECT_EQ(lines.back()["failed"], 0);
+    EXPECT_EQ(lines.back()["compared"], lines.size() - 1);
+    EXPECT_GT(lines.size(), 12u);
+    // a bound that fp32 cannot meet: the comparison can fail
+    const Result strict = shell(folder, "coda verify --tol 1e-12 --model " + model + " --case " +
+                                            model + "/case.safetensors");
+    EXPECT_EQ(strict.code, 1);
+    EXPECT_THAT(strict.out, HasSubstr("FAIL"));
+  }
+}
+
+/// metrics.jsonl without speeds, and the bytes of weights and optimiser state.
+std::vector<std::string> state_of(const std::filesystem::path& run) {
+  std::vector<std::string> state{read_file(run / "model.safetensors"),
+                                 read_file(run / "optimizer.safetensors")};
+  std::istringstream text(read_file(run / "metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) {
+    json object = json::parse(line);
+    object.erase("tokens_per_second");
+    state.push_back(object.dump());
+  }
+  return state;
+}
+
+TEST(Command, ResumingWithOtherThreadsChangesNoBit) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const TemporaryFolder folder;
+    folder.write("text.txt", some_text());
+    const Result whole =
+        shell(folder, kSmall + kSchedule + "--threads 1 --json --out a --dtype " + dtype);
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    EXPECT_EQ(whole.err, "");
+    const Result first =
+        shell(folder, kSmall + kSchedule + "--threads 2 --stop-after 3 --out b --dtype " + dtype);
+    ASSERT_EQ(first.code, 0) << first.err;
+    EXPECT_THAT(first.out, HasSubstr("coda train --resume b"));
+    // Steps after the checkpoint, as a crash leaves them, are cut.
+    const Result rest =
+        shell(folder, "echo '{\"step\":4}' >> b/metrics.jsonl; coda train --resume b --threads 2");
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    EXPECT_EQ(state_of(folder.path() / "a"), state_of(folder.path() / "b"));
+
+    const auto lines = whole.lines();
+    ASSERT_EQ(lines.size(), 6u + 2u + 1u);  // steps, evaluations, the end
+    for (const char* key : {"step", "loss", "lr", "tokens_per_second"}) {
+      EXPECT_TRUE(lines[0].contains(key)) << key;
+    }
+    EXPECT_TRUE(lines[3].contains("eval_loss"));
+    EXPECT_TRUE(lines.back().contains("unigram_loss"));
+    EXPECT_LT(lines[7]["eval_loss"], lines[3]["eval_loss"]);
+  }
+}
+
+TEST(Command, ATrainedModelIsEvaluatedAndContinuesText) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  const Result trained = shell(folder, kSmall + kSchedule + "--json --out run");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const Result eval =
+      shell(folder, "coda eval --json --model run --data text.txt --held-out --batch 2");
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  EXPECT_EQ(eval.lines()[0]["eval_loss"], trained.lines().back()["eval_loss"]);
+  EXPECT_EQ(eval.lines()[0]["unigram_loss"], trained.lines().back()["unigram_loss"]);
+
+  const std::string generate = "coda generate --json --model run --prompt 'The dog' --tokens 40 ";
+  const Result once = shell(folder, generate + "--seed 1");  // more tokens than the context holds
+  ASSERT_EQ(once.code, 0) << once.err;
+  const Result again = shell(folder, generate + "--seed 1 --threads 1");
+  EXPECT_EQ(once.lines()[0]["text"], again.lines()[0]["text"]);
+  EXPECT_LE(once.lines()[0]["tokens"], 40);
+  const Result plain = shell(folder, "coda generate --model run --prompt 'The dog' --tokens 3");
+  EXPECT_THAT(plain.out, StartsWith("The dog"));
+  EXPECT_EQ(plain.err, "");
+}
+
+TEST(Command, RunsProtectWhatTheyNeed) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  ASSERT_EQ(shell(folder, kSmall + kSchedule + "--stop-after 2 --out run").code, 0);
+  const Result over = shell(folder, kSmall + kSchedule + "--out run");
+  EXPECT_EQ(over.code, 2);
+  EXPECT_THAT(over.err, HasSubstr("--resume"));
+  const Result options = shell(folder, "coda train --resume run --lr 1");
+  EXPECT_EQ(options.code, 2);
+  EXPECT_THAT(options.err, HasSubstr("--lr"));
+  const Result data = shell(folder, "echo more >> text.txt; coda train --resume run");
+  EXPECT_EQ(data.code, 2);
+  EXPECT_THAT(data.err, HasSubstr("other data"));
+  const Result weights =
+      shell(folder, "echo x > run/model.safetensors; coda eval --model run --data text.txt");
+  EXPECT_EQ(weights.code, 2);
+  EXPECT_THAT(weights.err, HasSubstr("model.safetensors"));
+}
+
+TEST(Command, ASignalSavesAndPrintsHowToContinue) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  const Result stopped =
+      shell(folder, kSmall +
+                        "--steps 1000000 --save-every 0 --out run & pid=$!; for i in "
+                        "$(seq 600); do test -s run/metrics.jsonl && break; sleep 0.05; "
+                        "done; kill -TERM $pid; wait $pid");
+  EXPECT_EQ(stopped.code, 0) << stopped.err;
+  EXPECT_THAT(stopped.out, HasSubstr("Continue with: coda train --resume run"));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "run" / "model.safetensors"));
+  EXPECT_EQ(shell(folder, "coda train --resume run --stop-after 1").code, 0);
+}
+
+TEST(Command, InfoIsOneObject) {
+  const TemporaryFolder folder;
+  const Result info = shell(folder, "coda info --json");
+  EXPECT_EQ(info.code, 0);
+  ASSERT_EQ(info.lines().size(), 1u);
+  EXPECT_TRUE(info.lines()[0].contains("version"));
+}
+
+}  // namespace
+}  // namespace coda
