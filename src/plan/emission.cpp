@@ -91,8 +91,7 @@ void Partitioner::emit_unit(int index) {
   for (const NodeId v : unit.derived) visit(v);
   const std::vector<NodeId> reductions(unit.reductions.begin(), unit.reductions.end());
   for (const NodeId r : reductions) {
-    unit.values.push_back(r);
-    visited_[r] = stamp_;
+    unit.values.push_back(r);  // not marked as visited: to use it here is another matter
     visit_operands(r);
   }
   std::sort(unit.loads.begin(), unit.loads.end());

@@ -26,7 +26,10 @@ struct Built {
 
 struct Sizes {
   std::int64_t tokens = 0;
-  bool extended = false;  ///< also pairs, rotation, per-head norms, soft caps, column slices
+  /// 0: matmul, add, tanh gate, silu, norms, bias, post-norm residual. 1: also pairs, rotation,
+  /// per-head norms, soft caps, column slices. 2: also softmax, tied weights, reductions over
+  /// tokens, attention, embedding, vector outputs, a cross-entropy head.
+  std::int64_t level = 0;
 };
 
 class Generator {
@@ -36,7 +39,7 @@ class Generator {
   Sizes sizes() {
     constexpr std::int64_t kTokenCounts[] = {0, 1, 2, 3, 5, 8, 13, 17, 24, 129};
     sizes_.tokens = kTokenCounts[below(10)];
-    sizes_.extended = below(2) == 1;
+    sizes_.level = below(3);
     constexpr std::int64_t kWidths[] = {1, 2, 3, 5, 7, 8, 13, 17, 24, 65};
     for (std::int64_t& width : widths_) width = kWidths[below(10)];
     if (below(3) == 0 && sizes_.tokens > 0 && sizes_.tokens < 64) widths_[0] = sizes_.tokens;
@@ -50,8 +53,16 @@ class Generator {
     if (below(3) == 0) pool_.push_back(input("x1", widths_[below(3)]));
     const std::int64_t steps = 4 + below(11);
     for (std::int64_t i = 0; i < steps; ++i) pool_.push_back(step());
-    add_output(built, pool_.back());
+    const std::int64_t last = sizes_.level == 2 ? below(4) : 0;
+    if (last == 1) {
+      add_output(built, cross_entropy(pool_.back()));
+    } else if (last == 2) {
+      add_output(built, lse(pool_.back()));
+    } else {
+      add_output(built, pool_.back());
+    }
     if (below(2) == 0) add_output(built, pool_[static_cast<std::size_t>(below(size()))]);
+    if (sizes_.level == 2 && below(4) == 0) add_output(built, col_sum(pool_.back()));
   }
 
  private:
@@ -106,7 +117,8 @@ class Generator {
 
   Tensor step() {
     Tensor x = any();
-    switch (below(sizes_.extended ? 14 : 8)) {
+    constexpr std::int64_t kChoices[] = {8, 14, 22};
+    switch (below(kChoices[sizes_.level])) {
       case 0:
       case 1:
         tell("matmul");
@@ -162,7 +174,7 @@ class Generator {
         Tensor mean = segment_sum(z * z, head) * (1.0 / static_cast<double>(head));
         return z * segment_broadcast(rsqrt(mean + 0.01), head) * repeat(row("h", head), heads);
       }
-      default: {
+      case 13: {
         if (below(2) == 0 || width(x) < 2) {
           tell("soft cap");
           return tanh(x * 0.5) * 2;
@@ -171,7 +183,67 @@ class Generator {
         const std::int64_t lo = below(width(x) - 1);
         return cols(x, lo, lo + 1 + below(width(x) - lo));
       }
+      case 14: {
+        tell("softmax");
+        Tensor shifted = exp(x - row_max(x));
+        return shifted / row_sum(shifted);
+      }
+      case 15:
+        tell("tied weight");
+        return tied(x);
+      case 16:
+        tell("column sums broadcast");
+        return x + col_sum(x) * 0.01;
+      case 17:
+        tell("norm over all tokens");
+        return x * rsqrt(sum(row_sum(x * x)) * 0.1 + 1.0);
+      case 18:
+        tell("log-softmax");
+        return x - lse(x);
+      case 19:
+        return attend(x);
+      case 20: {
+        tell("embedding");
+        Tensor ids = graph_->col("ids", DType::i32);
+        return embedding(graph_->weight(fresh("e"), 7, widths_[below(3)]), ids);
+      }
+      default:
+        tell("gelu");
+        return x * 0.5 * (erf(x * 0.70710678118654752) + 1);
     }
+  }
+
+  /// A matmul with a weight that was used before, if its width fits.
+  Tensor tied(Tensor x) {
+    for (NodeId id = graph_->size(); id-- > 0;) {
+      const Node& node = graph_->node(id);
+      if (node.op == Op::input && node.type.kind == Kind::weight && node.type.cols == width(x) &&
+          node.name[0] == 'w') {
+        return matmul_nt(x, graph_->at(id));
+      }
+    }
+    return matmul(x, width(x));
+  }
+
+  Tensor attend(Tensor x) {
+    tell("attention");
+    const std::int64_t head = 1 + below(4), kv_heads = 1 + below(2), group = 1 + below(2);
+    Tensor q = matmul(x, head * kv_heads * group);
+    Tensor k = matmul(x, head * kv_heads), v = matmul(x, head * kv_heads);
+    return attention(q, k, v, graph_->list("cu_seqlens"), kv_heads * group, kv_heads, head,
+                     1 / std::sqrt(static_cast<double>(head)));
+  }
+
+  /// Mean over the counted rows, as in docs/operators: no row counted gives NaN and no gradient.
+  Tensor cross_entropy(Tensor x) {
+    tell("cross-entropy");
+    constexpr std::int64_t kClasses = 7;
+    Tensor targets = graph_->col("targets", DType::i32);
+    Tensor logits = matmul(x, kClasses);
+    Tensor counted = valid(targets);
+    Tensor count = sum(counted);
+    return sum(counted * (lse(logits) - pick(logits, targets))) *
+           (graph_->constant(1) / maximum(count, 1.0));
   }
 
   static Tensor gated(Tensor gate, Tensor up) { return gate * sigmoid(gate) * up; }
@@ -182,7 +254,21 @@ class Generator {
     }
     if (graph_->node(value.id()).op == Op::input) return;
     const std::string number = std::to_string(built.request.outputs.size());
-    Tensor cotangent = graph_->tile("cot" + number, width(value));
+    const std::string name = "cot" + number;
+    Tensor cotangent;
+    switch (value.type().kind) {
+      case Kind::col:
+        cotangent = graph_->col(name);
+        break;
+      case Kind::row:
+        cotangent = graph_->row(name, width(value));
+        break;
+      case Kind::scalar:
+        cotangent = below(2) == 0 ? graph_->scalar(name) : graph_->constant(1);
+        break;
+      default:
+        cotangent = graph_->tile(name, width(value));
+    }
     built.request.outputs.push_back({"out" + number, value, cotangent, true});
   }
 
@@ -233,8 +319,12 @@ inline reference::GraphBindings values_of(const Graph& graph, std::uint64_t seed
             : 1;
     const double offset = type.kind == Kind::row ? 0.5 : 0;
     for (double& x : m.v) x = scale * normal(random) + offset;
-    if (!is_float(type.dtype)) {
-      for (std::size_t i = 0; i < m.v.size(); ++i) m.v[i] = static_cast<double>(i % 7);
+    if (type.kind == Kind::list) {  // two sequences
+      m = reference::Matrix(1, 3);
+      m.v = {0, static_cast<double>(tokens / 3), static_cast<double>(tokens)};
+    } else if (!is_float(type.dtype)) {
+      for (std::size_t i = 0; i < m.v.size(); ++i) m.v[i] = static_cast<double>(i * 5 % 7);
+      if (node.name == "targets" && !m.v.empty()) m.v[m.v.size() / 2] = -100;
     }
     values[node.name] = m;
   }
