@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/element.h"
 #include "base/check.h"
 #include "coda/program.h"
 #include "plan/plan.h"
@@ -322,9 +323,13 @@ inline Outputs run_plan(Backend& backend, const std::shared_ptr<Plan>& plan,
     auto tensor = std::make_unique<Strided>(buffer.dtype, rows, buffer.cols, strided);
     const auto given = options.given.find(buffer.name);
     bool accumulate = false;
-    for (const Step& step : plan->forward)
-      for (const Operand& operand : step.program->operands)
-        accumulate = accumulate || (operand.name == buffer.name && operand.accumulate);
+    for (const auto* steps : {&plan->forward, &plan->backward})
+      for (const Step& step : *steps)
+        for (std::size_t i = 0; step.program && i < step.slices.size(); ++i)
+          accumulate =
+              accumulate ||
+              (plan->buffers[static_cast<std::size_t>(step.slices[i].buffer)].name == buffer.name &&
+               step.program->operands[i].accumulate);
     for (i64 r = 0; r < rows; ++r) {
       for (i64 c = 0; c < buffer.cols; ++c) {
         double x = (static_cast<int>(random() % 33) - 16) / 16.0;
@@ -348,6 +353,7 @@ inline Outputs run_plan(Backend& backend, const std::shared_ptr<Plan>& plan,
     tensors[buffer.name] = std::move(tensor);
   }
   session->run(Phase::forward, options.tokens);
+  if (!plan->backward.empty()) session->run(Phase::backward, options.tokens);
   Outputs outputs;
   for (const Buffer& buffer : plan->buffers) {
     if (buffer.role == Role::input) {
@@ -357,16 +363,15 @@ inline Outputs run_plan(Backend& backend, const std::shared_ptr<Plan>& plan,
           << buffer.name << " was written";
       continue;
     }
+    // The memory of what backward has read may hold another buffer by now.
+    if (buffer.role == Role::scratch || (buffer.role == Role::saved && !plan->backward.empty()))
+      continue;
     std::vector<double>& out = outputs[buffer.name];
     const TensorView view = session->buffer(buffer.name);
     for (i64 r = 0; r < view.rows; ++r) {
-      for (i64 c = 0; c < view.cols; ++c) {
-        if (buffer.role == Role::output)
-          out.push_back(tensors[buffer.name]->get(r, c));
-        else
-          out.push_back(view.dtype == DType::f64 ? view.as<double>()[r * view.stride + c]
-                                                 : view.as<float>()[r * view.stride + c]);
-      }
+      for (i64 c = 0; c < view.cols; ++c)
+        out.push_back(buffer.role == Role::output ? tensors[buffer.name]->get(r, c)
+                                                  : read_element(view, r, c));
     }
   }
   return outputs;
