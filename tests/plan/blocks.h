@@ -2,6 +2,7 @@
 // calls, the head, a parallel block with two heads. Operators are plain functions over ops.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -124,6 +125,47 @@ inline CompileRequest parallel_block(Graph& g, const Sizes& s) {
                      {"value", value, g.tile("d_value", s.d, s.tile)},
                      {"logits", logits, g.tile("d_logits", s.kv, s.tile)}};
   request.wrt = {o, x, wo, w1, w2, wa, wb, bo, b1, b2, n0, n1, n2};
+  return request;
+}
+
+/// A whole decoder: embedding, `layers` layers with attention, last norm, head, mean loss.
+inline CompileRequest model(Graph& g, const Sizes& s, int layers, bool tied = false) {
+  const std::int64_t heads = s.d / s.head, kv_heads = s.kv / s.head;
+  const Pairs pairs = Pairs::halves(s.head);
+  Tensor ids = g.col("ids", DType::i32), targets = g.col("targets", DType::i32);
+  Tensor pos = g.col("pos", DType::i32), freq = g.row("freq", s.head);
+  Tensor cu_seqlens = g.list("cu_seqlens");
+  Tensor table = g.weight("table", s.vocab, s.d, s.tile);
+  CompileRequest request;
+  request.wrt = {table};
+  const auto weight = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
+    Tensor w = g.weight(name, rows, cols, s.tile);
+    request.wrt.push_back(w);
+    return w;
+  };
+  const auto norm = [&](const std::string& name) {
+    Tensor w = g.row(name, s.d);
+    request.wrt.push_back(w);
+    return w;
+  };
+  Tensor x = embedding(table, ids);
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string l = "l" + std::to_string(layer) + ".";
+    Tensor h = rms_norm(x, norm(l + "norm1"));
+    Tensor q = rotate(matmul_nt(h, weight(l + "wq", s.d, s.d)), pos, freq, pairs);
+    Tensor k = rotate(matmul_nt(h, weight(l + "wk", s.kv, s.d)), pos, freq, pairs);
+    Tensor v = matmul_nt(h, weight(l + "wv", s.kv, s.d));
+    Tensor o = attention(q, k, v, cu_seqlens, heads, kv_heads, s.head,
+                         1 / std::sqrt(static_cast<double>(s.head)));
+    x = x + matmul_nt(o, weight(l + "wo", s.d, s.d));
+    Tensor h2 = rms_norm(x, norm(l + "norm2"));
+    Tensor y = silu(matmul_nt(h2, weight(l + "wg", s.f, s.d))) *
+               matmul_nt(h2, weight(l + "wu", s.f, s.d));
+    x = x + matmul_nt(y, weight(l + "wd", s.d, s.f));
+  }
+  Tensor h = rms_norm(x, norm("norm"));
+  Tensor z = matmul_nt(h, tied ? table : weight("lm_head", s.vocab, s.d));
+  request.outputs = {{"loss", cross_entropy(z, targets), g.constant(1)}};
   return request;
 }
 

@@ -93,5 +93,16 @@ TEST(Blocks, EachGradientAloneAndEachLeftOut) {
   }
 }
 
+TEST(Blocks, WholeModelsGiveTheMath) {
+  for (const bool tied : {false, true})
+    for (const bool fuse : {true, false}) {
+      CompileOptions options;
+      options.fuse = fuse;
+      SCOPED_TRACE(testing::Message() << "tied " << tied << " fuse " << fuse);
+      const Build build = [&](Graph& g) { return model(g, ragged(), 2, tied); };
+      expect_plan_equals_math(build, options, kRows);
+    }
+}
+
 }  // namespace
 }  // namespace coda::blocks
