@@ -34,6 +34,8 @@ class Compiler {
     builder.add_forward(split.forward);
     if (!backward_roots_.empty()) builder.add_backward(split.backward, split.saved);
     auto plan = std::make_shared<Plan>(builder.finish());
+    plan->math = math_;
+    plan->rewrites = rewrites_;
     verify(*plan);
     return plan;
   }
@@ -59,6 +61,8 @@ class Compiler {
   std::map<NodeId, double> seeds_;  // inputs that stand for constant cotangents
   std::vector<OutputSlot> slots_;
   std::set<NodeId> owned_;
+  std::string math_;
+  std::vector<std::string> rewrites_;
   std::vector<Root> forward_roots_, backward_roots_;
 };
 
@@ -134,8 +138,12 @@ void Compiler::check() const {
 
 void Compiler::rewrite_forward() {
   for (const Output& output : request_.outputs) values_.push_back(output.value.id());
+  std::vector<Tensor> roots;
+  for (const NodeId v : values_) roots.push_back(graph_.at(v));
+  math_ = to_string(graph_, roots);
   const auto apply = [&](const Rewritten& rewritten) {
     for (NodeId& v : values_) v = rewritten[v];
+    rewrites_.insert(rewrites_.end(), rewritten.notes.begin(), rewritten.notes.end());
   };
   if (options_.defer) apply(defer(graph_, values_));
   if (options_.merge) apply(merge(graph_, values_));
@@ -188,9 +196,11 @@ void Compiler::add_slot(const std::string& name, NodeId v, DType dtype, bool acc
   const auto slot = static_cast<std::int32_t>(slots_.size());
   // The owner's value is read by other units from the output itself; the rest are copies.
   const bool sliced = node.op == Op::cols && !options_.fuse;
-  const bool owner = may_own && node.type.kind == Kind::tile && dtype == options_.dtype &&
-                     node.op != Op::input && node.op != Op::cat_cols && !sliced &&
-                     owned_.insert(v).second;
+  const bool result = node.op == Op::proj;  // an opaque node writes it, in a type of its own
+  const bool kept = result ? dtype == result_dtype(graph_, node, options_.dtype)
+                           : node.type.kind == Kind::tile && dtype == options_.dtype;
+  const bool owner = may_own && kept && !accumulate && node.op != Op::input &&
+                     node.op != Op::cat_cols && !sliced && owned_.insert(v).second;
   slots_.push_back({name, v, dtype, accumulate, owner, backward});
   (backward ? backward_roots_ : forward_roots_).push_back({v, owner ? -1 : slot, owner});
 }
@@ -246,6 +256,7 @@ Split Compiler::choose() {
     const Rewritten recovered = recover(graph_, phases_, stored);
     for (NodeId& v : gradients_) v = recovered[v];
     phases_.backward = gradients_;
+    rewrites_.insert(rewrites_.end(), recovered.notes.begin(), recovered.notes.end());
   }
   add_gradient_slots();
   std::vector<double> bytes(static_cast<std::size_t>(graph_.size()));

@@ -9,13 +9,6 @@
 namespace coda {
 namespace {
 
-/// attention's log-sum-exp and the gradient of a table stay fp32 (ops/opaque.h).
-bool is_f32_result(const Graph& graph, const Node& proj) {
-  const Opaque opaque = graph.node(proj.in[0]).attrs.opaque;
-  return (opaque == Opaque::attention && proj.attrs.index == 1) ||
-         opaque == Opaque::embedding_backward;
-}
-
 std::string fresh(std::set<std::string>& taken, const std::string& wish) {
   std::string name = wish;
   for (int i = 2; !taken.insert(name).second; ++i) name = fmt::format("{}_{}", wish, i);
@@ -23,6 +16,14 @@ std::string fresh(std::set<std::string>& taken, const std::string& wish) {
 }
 
 }  // namespace
+
+/// attention's log-sum-exp and the gradient of a table stay fp32.
+DType result_dtype(const Graph& graph, const Node& proj, DType dtype) {
+  const Opaque opaque = graph.node(proj.in[0]).attrs.opaque;
+  const bool f32 = (opaque == Opaque::attention && proj.attrs.index == 1) ||
+                   opaque == Opaque::embedding_backward;
+  return f32 ? DType::f32 : dtype;
+}
 
 PlanBuilder::PlanBuilder(const Graph& graph, const CompileOptions& options,
                          std::vector<OutputSlot> slots, const std::vector<const Partition*>& phases,
@@ -62,13 +63,16 @@ std::string PlanBuilder::name_of_node(NodeId v) const {
     if (slots_[i].node == v) return slots_[i].name;
   const Node& node = graph_.node(v);
   if (!node.name.empty()) return node.name;
+  if (node.op == Op::proj)
+    return std::string(row_of(graph_.node(node.in[0]).attrs.opaque)
+                           .outputs[static_cast<std::size_t>(node.attrs.index)]);
   return fmt::format("{}_{}", coda::name_of(node.op), v);
 }
 
 DType PlanBuilder::storage_dtype(NodeId v) const {
   const Node& node = graph_.node(v);
   if (node.op == Op::input) return node.type.dtype;
-  if (node.op == Op::proj && is_f32_result(graph_, node)) return DType::f32;
+  if (node.op == Op::proj) return result_dtype(graph_, node, options_.dtype);
   return options_.dtype;
 }
 

@@ -31,6 +31,9 @@ struct Place {
   std::int64_t row = 0, col = 0;
 };
 
+/// The memory type in which an opaque node writes a result (ops/opaque.h): `dtype`, or f32.
+DType result_dtype(const Graph& graph, const Node& proj, DType dtype);
+
 /// Grows a Plan phase by phase. The partitions must name the slots given to the constructor.
 class PlanBuilder {
  public:

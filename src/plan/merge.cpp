@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/op_table.h"
+#include "ops/opaque.h"
 #include "plan/column_blocks.h"
 #include "plan/partitioner.h"
 
@@ -190,7 +191,11 @@ std::string Partitioner::note_of(int index) const {
   const Work& work = units_[index];
   const auto name = [&](NodeId v) {
     const Node& node = graph_.node(v);
-    return node.name.empty() ? fmt::format("%{}", v) : node.name;
+    if (!node.name.empty()) return node.name;
+    if (node.op == Op::proj)
+      return std::string(row_of(graph_.node(node.in[0]).attrs.opaque)
+                             .outputs[static_cast<std::size_t>(node.attrs.index)]);
+    return fmt::format("{}_{}", coda::name_of(node.op), v);
   };
   std::string opaque, leaves;
   int opaque_count = 0, leaf_count = 0;
@@ -294,6 +299,8 @@ Partition Partitioner::run() {
     const bool idle = unit.stores.empty() && unit.reductions.empty();
     if (idle && unit.kind != UnitKind::opaque) continue;
     if (unit.kind == UnitKind::rows) unit.note = note_of(index);
+    if (unit.kind == UnitKind::vectors)
+      unit.note = "vectors and scalars that are complete only after all rows";
     result.units.push_back(std::move(unit));
   }
   return result;

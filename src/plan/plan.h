@@ -61,6 +61,8 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::vector<Step> forward;
   std::vector<Step> backward;
+  std::string math;                   ///< what was compiled, one line a value
+  std::vector<std::string> rewrites;  ///< what changed it before it was cut into programs
   std::int32_t find_buffer(const std::string& name) const;  ///< -1 if absent
 };
 

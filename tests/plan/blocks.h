@@ -159,8 +159,8 @@ inline CompileRequest model(Graph& g, const Sizes& s, int layers, bool tied = fa
                          1 / std::sqrt(static_cast<double>(s.head)));
     x = x + matmul_nt(o, weight(l + "wo", s.d, s.d));
     Tensor h2 = rms_norm(x, norm(l + "norm2"));
-    Tensor y = silu(matmul_nt(h2, weight(l + "wg", s.f, s.d))) *
-               matmul_nt(h2, weight(l + "wu", s.f, s.d));
+    Tensor y =
+        silu(matmul_nt(h2, weight(l + "wg", s.f, s.d))) * matmul_nt(h2, weight(l + "wu", s.f, s.d));
     x = x + matmul_nt(y, weight(l + "wd", s.d, s.f));
   }
   Tensor h = rms_norm(x, norm("norm"));
