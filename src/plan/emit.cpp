@@ -41,10 +41,28 @@ PlanBuilder::PlanBuilder(const Graph& graph, const CompileOptions& options,
                                         .rows = node.type.rows,
                                         .cols = node.type.cols}));
   }
+  for (const Partition* phase : phases) name_operands(*phase);
   for (const Partition* phase : phases)
     for (const Unit& unit : phase->units)
       for (const UnitStore& store : unit.stores)
         if (store.slot < 0 && is_tile(graph.node(store.value))) rounded_.insert(store.value);
+}
+
+/// Nameless operands of GEMMs are named after the weights: in_W is multiplied with W^T, dz_W with
+/// W.
+void PlanBuilder::name_operands(const Partition& partition) {
+  constexpr std::size_t kLongest = 40;
+  for (const Unit& unit : partition.units) {
+    if (unit.kind != UnitKind::gemm) continue;
+    const Node& node = graph_.node(unit.node);
+    if (node.attrs.transpose_a) continue;
+    const Node& b = graph_.node(node.in[1]);
+    std::string name = node.attrs.transpose_b ? "in" : "dz";
+    for (const NodeId block : b.op == Op::cat_rows ? b.in : std::vector<NodeId>{node.in[1]})
+      if (name.size() + graph_.node(block).name.size() < kLongest)
+        name += "_" + graph_.node(block).name;
+    hints_.emplace(node.in[0], name);
+  }
 }
 
 std::int32_t PlanBuilder::add_buffer(Buffer buffer) {
@@ -66,6 +84,8 @@ std::string PlanBuilder::name_of_node(NodeId v) const {
   if (node.op == Op::proj)
     return std::string(row_of(graph_.node(node.in[0]).attrs.opaque)
                            .outputs[static_cast<std::size_t>(node.attrs.index)]);
+  const auto hint = hints_.find(v);
+  if (hint != hints_.end()) return hint->second;
   return fmt::format("{}_{}", coda::name_of(node.op), v);
 }
 

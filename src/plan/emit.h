@@ -67,6 +67,7 @@ class PlanBuilder {
   std::string name_of_node(NodeId v) const;
 
  private:
+  void name_operands(const Partition& partition);
   void add_steps(const Partition& partition);
   void add_opaque(const Unit& unit, std::vector<Step>& steps);
   std::int32_t add_buffer(Buffer buffer);
@@ -79,6 +80,7 @@ class PlanBuilder {
   std::map<NodeId, double> constants_;
   std::vector<std::int32_t> slot_buffers_;
   std::set<NodeId> rounded_;
+  std::map<NodeId, std::string> hints_;
   std::map<NodeId, Place> places_;
   std::map<NodeId, std::int32_t> own_;
   std::map<NodeId, std::vector<std::int32_t>> vectors_;

@@ -508,7 +508,8 @@ class Emitter {
                  .cols = Dim::number(hi - lo),
                  .operand = output_operand(place.buffer, store.value, place.col + lo, hi - lo,
                                            accumulate)});
-      names_.push_back(program_.operands.back().name);
+      const std::string& name = plan_.buffer(place.buffer).name;
+      if (std::find(names_.begin(), names_.end(), name) == names_.end()) names_.push_back(name);
     }
   }
 
