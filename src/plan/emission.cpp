@@ -114,7 +114,10 @@ void Partitioner::load(NodeId v, int from) {
   units_[current_].loads.push_back(v);
   if (from < 0) return;
   add_dep(from, Dep::tile);
-  for (const int writer : writers_of(v)) add_dep(writer, Dep::tile);
+  for (const int writer : writers_of(v)) {
+    if (writer == current_) failed_ = true;  // it would read what it has not written yet
+    add_dep(writer, Dep::tile);
+  }
   const auto in_memory = [&](NodeId u) { return stored_[u] != 0; };
   NodeId base = v;
   while (!in_memory(base) && (graph_.node(base).op == Op::cols || graph_.node(base).op == Op::rows))
@@ -218,6 +221,7 @@ void Partitioner::collect_operand_edges() {
       if (store.slot < 0) writers[{store.value, store.into}].push_back(static_cast<int>(u));
   for (std::size_t u = 0; u < units_.size(); ++u)
     for (const UnitStore& operand : units_[u].operands) {
+      if (leaf_[operand.value] && operand.into == operand.value) continue;  // also if copied out
       const int reader = static_cast<int>(u);
       const auto found = writers.find({operand.value, operand.into});
       if (found != writers.end()) {

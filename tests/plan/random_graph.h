@@ -63,6 +63,7 @@ class Generator {
     }
     if (below(2) == 0) add_output(built, pool_[static_cast<std::size_t>(below(size()))]);
     if (sizes_.level == 2 && below(4) == 0) add_output(built, col_sum(pool_.back()));
+    if (built.request.outputs.empty()) add_output(built, tanh(pool_.back()));
   }
 
  private:
