@@ -128,6 +128,88 @@ inline CompileRequest parallel_block(Graph& g, const Sizes& s) {
   return request;
 }
 
+/// RMSNorm of every head by itself (QK-norm).
+inline Tensor head_norm(Tensor x, Tensor weight, double eps = 1e-6) {
+  const std::int64_t width = weight.type().cols;
+  Tensor squares = segment_sum(x * x, width) * (1 / static_cast<double>(width));
+  return x * segment_broadcast(rsqrt(squares + eps), width) *
+         repeat(weight, x.type().cols / width);
+}
+
+inline Tensor softcap(Tensor x, double cap) { return tanh(x * (1 / cap)) * cap; }
+
+/// As llama_layer, with q and k normalised per head before the rotation (Qwen3).
+inline CompileRequest qk_norm_layer(Graph& g, const Sizes& s) {
+  CompileRequest request = llama_layer(g, s);
+  const NodeId pos = g.find_input("pos"), freq = g.find_input("freq");
+  for (std::size_t i = 1; i <= 2; ++i) {
+    const char* name = i == 1 ? "nq" : "nk";
+    Tensor rotated = request.outputs[i].value;
+    Tensor x = g.at(g.node(rotated.id()).in[0]);  // what is rotated
+    Tensor w = g.row(name, s.head);
+    request.outputs[i].value =
+        rotate(head_norm(x, w), g.at(pos), g.at(freq), Pairs::halves(s.head));
+    request.wrt.push_back(w);
+  }
+  return request;
+}
+
+/// Gemma 2: norms before and after each block, gelu-gated MLP.
+inline CompileRequest gemma_layer(Graph& g, const Sizes& s) {
+  Tensor y0 = g.tile("y0", s.d, s.tile), x0 = g.tile("x0", s.d, s.tile);
+  Tensor w0 = g.weight("w0", s.d, s.d, s.tile), w2 = g.weight("w2", s.d, s.f, s.tile),
+         wg = g.weight("wg", s.f, s.d, s.tile), wu = g.weight("wu", s.f, s.d, s.tile),
+         wq = g.weight("wq", s.d, s.d, s.tile), wk = g.weight("wk", s.kv, s.d, s.tile),
+         wv = g.weight("wv", s.kv, s.d, s.tile);
+  Tensor n0 = g.row("n0", s.d), n1 = g.row("n1", s.d), n2 = g.row("n2", s.d),
+         n3 = g.row("n3", s.d);
+  Tensor pos = g.col("pos", DType::i32), freq = g.row("freq", s.head);
+  const Pairs pairs = Pairs::halves(s.head);
+  Tensor x1 = g.named(x0 + rms_norm(matmul_nt(y0, w0), n0), "x1");
+  Tensor h = rms_norm(x1, n1);
+  Tensor y1 = gelu(matmul_nt(h, wg)) * matmul_nt(h, wu);
+  Tensor x2 = g.named(x1 + rms_norm(matmul_nt(y1, w2), n2), "x2");
+  Tensor h2 = rms_norm(x2, n3);
+  CompileRequest request;
+  request.outputs = {
+      {"x2", x2, g.tile("d_x2", s.d, s.tile)},
+      {"q", rotate(matmul_nt(h2, wq), pos, freq, pairs), g.tile("d_q", s.d, s.tile)},
+      {"k", rotate(matmul_nt(h2, wk), pos, freq, pairs), g.tile("d_k", s.kv, s.tile)},
+      {"v", matmul_nt(h2, wv), g.tile("d_v", s.kv, s.tile)}};
+  request.wrt = {y0, x0, w0, w2, wg, wu, wq, wk, wv, n0, n1, n2, n3};
+  return request;
+}
+
+/// GPT-2: LayerNorm, biases, gelu, no gate, one q k v projection.
+inline CompileRequest gpt2_layer(Graph& g, const Sizes& s) {
+  Tensor y0 = g.tile("y0", s.d, s.tile), x0 = g.tile("x0", s.d, s.tile);
+  Tensor w0 = g.weight("w0", s.d, s.d, s.tile), w1 = g.weight("w1", s.f, s.d, s.tile),
+         w2 = g.weight("w2", s.d, s.f, s.tile), w3 = g.weight("w3", 3 * s.d, s.d, s.tile);
+  Tensor b0 = g.row("b0", s.d), b1 = g.row("b1", s.f), b2 = g.row("b2", s.d),
+         b3 = g.row("b3", 3 * s.d), n0 = g.row("n0", s.d), m0 = g.row("m0", s.d),
+         n1 = g.row("n1", s.d), m1 = g.row("m1", s.d);
+  Tensor x1 = g.named(x0 + (matmul_nt(y0, w0) + b0), "x1");
+  Tensor y1 = gelu(matmul_nt(layer_norm(x1, n0, m0), w1) + b1);
+  Tensor x2 = g.named(x1 + (matmul_nt(y1, w2) + b2), "x2");
+  Tensor qkv = matmul_nt(layer_norm(x2, n1, m1), w3) + b3;
+  CompileRequest request;
+  request.outputs = {{"x2", x2, g.tile("d_x2", s.d, s.tile)},
+                     {"q", cols(qkv, 0, s.d), g.tile("d_q", s.d, s.tile)},
+                     {"k", cols(qkv, s.d, 2 * s.d), g.tile("d_k", s.d, s.tile)},
+                     {"v", cols(qkv, 2 * s.d, 3 * s.d), g.tile("d_v", s.d, s.tile)}};
+  request.wrt = {y0, x0, w0, w1, w2, w3, b0, b1, b2, b3, n0, m0, n1, m1};
+  return request;
+}
+
+/// As head, with softcapped logits.
+inline CompileRequest softcap_head(Graph& g, const Sizes& s) {
+  CompileRequest request = head(g, s);
+  for (NodeId v = 0; v < g.size(); ++v)
+    if (g.node(v).name == "logits")
+      request.outputs[0].value = cross_entropy(softcap(g.at(v), 30), g.col("targets", DType::i32));
+  return request;
+}
+
 /// A whole decoder: embedding, `layers` layers with attention, last norm, head, mean loss.
 inline CompileRequest model(Graph& g, const Sizes& s, int layers, bool tied = false) {
   const std::int64_t heads = s.d / s.head, kv_heads = s.kv / s.head;
