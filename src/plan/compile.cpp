@@ -8,6 +8,7 @@
 #include "graph/rewrite.h"
 #include "ops/opaque.h"
 #include "plan/emit.h"
+#include "plan/join_partials.h"
 #include "plan/partition.h"
 #include "plan/saved.h"
 
@@ -50,6 +51,9 @@ class Compiler {
   void add_output_slots();
   void add_gradient_slots();
   Split choose();
+  SavedSearch saved_search() const;
+  Split improved(const SavedSearch& search, Split split) const;
+  Split with_joined_partials(Split split);
   std::vector<NodeId> stored_anyway(const Partition& forward) const;
 
   Graph& graph_;
@@ -272,17 +276,46 @@ Split Compiler::choose() {
   for (const NodeId v : min_cut(graph_, phases_, stored, bytes))
     if (is_tile(graph_.node(v))) tiles.insert(v);
 
-  SavedSearch search(graph_, options_, forward_roots_, backward_roots_, values_,
-                     phases_.cotangents);
+  const SavedSearch search = saved_search();
   split = search.evaluate(tiles);
   internal_check(split.feasible, "compile: the saved values do not suffice for backward");
-  if (!options_.search || !options_.fuse) return split;
+  if (!options_.fuse) return split;
+  if (options_.search) split = improved(search, std::move(split));
+  return with_joined_partials(std::move(split));
+}
+
+SavedSearch Compiler::saved_search() const {
+  return SavedSearch(graph_, options_, forward_roots_, backward_roots_, values_,
+                     phases_.cotangents);
+}
+
+Split Compiler::improved(const SavedSearch& search, Split split) const {
   if (options_.memory_budget <= 0) return search.improve(std::move(split), options_.held_price);
   for (const double price : {0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0}) {
     split = search.improve(std::move(split), price);
     if (split.held <= options_.memory_budget) break;
   }
   return split;
+}
+
+/// Kept only if the programs stay what they were.
+Split Compiler::with_joined_partials(Split split) {
+  const Rewritten joined =
+      join_partials(graph_, split.backward, phases_.backward, phases_.boundary);
+  if (joined.notes.empty()) return split;
+  const std::vector<Root> roots = backward_roots_;
+  for (Root& root : backward_roots_) root.node = joined[root.node];
+  Split next = saved_search().evaluate(split.tiles);
+  if (!next.feasible || next.moved > split.moved || next.held > split.held ||
+      next.forward.units.size() > split.forward.units.size() ||
+      next.backward.units.size() > split.backward.units.size()) {
+    backward_roots_ = roots;
+    return split;
+  }
+  for (OutputSlot& slot : slots_)
+    if (slot.backward) slot.node = joined[slot.node];
+  rewrites_.insert(rewrites_.end(), joined.notes.begin(), joined.notes.end());
+  return next;
 }
 
 }  // namespace

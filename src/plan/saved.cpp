@@ -124,18 +124,48 @@ std::size_t SavedSearch::signature(NodeId v, int depth) const {
   return hash;
 }
 
-/// What may pay: dropping a kept tile that can be computed again, and keeping one that backward
-/// writes although no cotangent is in it. Equal layers toggle together.
+/// Tiles that the unit loads to compute v.
+std::size_t SavedSearch::sources(const Unit& unit, NodeId v) const {
+  std::set<NodeId> seen, loads;
+  std::vector<NodeId> stack{v};
+  while (!stack.empty()) {
+    const NodeId u = stack.back();
+    stack.pop_back();
+    if (!is_tile(graph_.node(u)) || !seen.insert(u).second) continue;
+    if (std::binary_search(unit.loads.begin(), unit.loads.end(), u)) {
+      loads.insert(u);
+      continue;
+    }
+    for (const NodeId w : graph_.node(u).in) stack.push_back(w);
+  }
+  return loads.size();
+}
+
+/// What may pay: dropping a kept tile that can be computed again; keeping one that backward writes
+/// although no cotangent is in it, or that several programs compute from several tiles. Equal
+/// layers toggle together.
 std::vector<std::vector<NodeId>> SavedSearch::candidates(const Split& split) const {
   std::set<NodeId> nodes;
   for (const NodeId v : split.tiles)
     if (graph_.node(v).op != Op::matmul) nodes.insert(v);
-  for (const Unit& unit : split.backward.units)
-    for (const UnitStore& store : unit.stores) {
-      const NodeId v = store.value;
-      if (!is_tile(graph_.node(v)) || graph_.node(v).op == Op::input) continue;
-      if (!needs_cotangent_[static_cast<std::size_t>(v)] && !split.tiles.count(v)) nodes.insert(v);
-    }
+  const auto free_of_cotangents = [&](NodeId v) {
+    const Node& node = graph_.node(v);
+    return is_tile(node) && node.op != Op::input && !split.tiles.count(v) &&
+           !needs_cotangent_[static_cast<std::size_t>(v)];
+  };
+  std::map<NodeId, int> computed;  // units that compute it from several tiles
+  for (const Unit& unit : split.backward.units) {
+    for (const UnitStore& store : unit.stores)
+      if (free_of_cotangents(store.value)) nodes.insert(store.value);
+    for (const NodeId v : unit.values)
+      if (free_of_cotangents(v) && graph_.node(v).in.size() > 1 && sources(unit, v) > 1)
+        ++computed[v];
+  }
+  for (const Unit& unit : split.forward.units)
+    for (const NodeId v : unit.values)
+      if (computed.count(v)) ++computed[v];
+  for (const auto& [v, units] : computed)
+    if (units > 1) nodes.insert(v);
   std::map<std::pair<bool, std::size_t>, std::vector<NodeId>> groups;
   for (const NodeId v : nodes) groups[{split.tiles.count(v) != 0, signature(v, 3)}].push_back(v);
   std::vector<std::vector<NodeId>> result;

@@ -1,6 +1,6 @@
 // Which forward values to keep for the backward phase: completes a choice of tiles to a set from
-// which backward can be computed, and improves it (COMPILER.md R7 is the idea: bytes moved by both
-// plans plus a price on bytes held).
+// which backward can be computed, and improves it by hill climbing on the bytes moved by both
+// plans plus a price on bytes held.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,7 @@ class SavedSearch {
  private:
   bool complete(const std::set<NodeId>& tiles, Split& split) const;
   std::vector<std::vector<NodeId>> candidates(const Split& split) const;
+  std::size_t sources(const Unit& unit, NodeId v) const;
   std::size_t signature(NodeId v, int depth) const;
   double bytes_of(NodeId v) const;
 

@@ -132,8 +132,7 @@ inline CompileRequest parallel_block(Graph& g, const Sizes& s) {
 inline Tensor head_norm(Tensor x, Tensor weight, double eps = 1e-6) {
   const std::int64_t width = weight.type().cols;
   Tensor squares = segment_sum(x * x, width) * (1 / static_cast<double>(width));
-  return x * segment_broadcast(rsqrt(squares + eps), width) *
-         repeat(weight, x.type().cols / width);
+  return x * segment_broadcast(rsqrt(squares + eps), width) * repeat(weight, x.type().cols / width);
 }
 
 inline Tensor softcap(Tensor x, double cap) { return tanh(x * (1 / cap)) * cap; }
@@ -161,8 +160,7 @@ inline CompileRequest gemma_layer(Graph& g, const Sizes& s) {
          wg = g.weight("wg", s.f, s.d, s.tile), wu = g.weight("wu", s.f, s.d, s.tile),
          wq = g.weight("wq", s.d, s.d, s.tile), wk = g.weight("wk", s.kv, s.d, s.tile),
          wv = g.weight("wv", s.kv, s.d, s.tile);
-  Tensor n0 = g.row("n0", s.d), n1 = g.row("n1", s.d), n2 = g.row("n2", s.d),
-         n3 = g.row("n3", s.d);
+  Tensor n0 = g.row("n0", s.d), n1 = g.row("n1", s.d), n2 = g.row("n2", s.d), n3 = g.row("n3", s.d);
   Tensor pos = g.col("pos", DType::i32), freq = g.row("freq", s.head);
   const Pairs pairs = Pairs::halves(s.head);
   Tensor x1 = g.named(x0 + rms_norm(matmul_nt(y0, w0), n0), "x1");

@@ -18,9 +18,10 @@ struct Named {
   const char* name;
   CompileRequest (*build)(Graph&, const Sizes&);
 };
-constexpr Named kBlocks[] = {{"llama", llama_layer}, {"head", head}, {"parallel", parallel_block},
-                              {"qk_norm", qk_norm_layer}, {"gemma", gemma_layer},
-                              {"gpt2", gpt2_layer}, {"softcap", softcap_head}};
+constexpr Named kBlocks[] = {{"llama", llama_layer},       {"head", head},
+                             {"parallel", parallel_block}, {"qk_norm", qk_norm_layer},
+                             {"gemma", gemma_layer},       {"gpt2", gpt2_layer},
+                             {"softcap", softcap_head}};
 
 Build build_of(const Named& block, const Sizes& sizes) {
   return [&block, sizes](Graph& g) { return block.build(g, sizes); };
