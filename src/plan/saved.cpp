@@ -40,8 +40,9 @@ double SavedSearch::bytes_of(NodeId v) const {
 }
 
 /// Walks from the gradients to what is in memory. Reductions and opaque results of the forward
-/// phase are always kept; a matmul of the forward phase that would have to run again: infeasible.
-bool SavedSearch::complete(const std::set<NodeId>& tiles, Split& split) const {
+/// phase are always kept; a matmul of the forward phase that would have to run again is kept too,
+/// if keep_products, else infeasible.
+bool SavedSearch::complete(const std::set<NodeId>& tiles, bool keep_products, Split& split) const {
   std::vector<char> seen(static_cast<std::size_t>(graph_.size()), 0);
   std::vector<NodeId> stack;
   for (const Root& root : backward_) stack.push_back(root.node);
@@ -56,7 +57,7 @@ bool SavedSearch::complete(const std::set<NodeId>& tiles, Split& split) const {
     const Node& node = graph_.node(v);
     if (node.op == Op::input || node.op == Op::constant) continue;
     if (!needs_cotangent_[i]) {
-      if (tiles.count(v)) {
+      if (tiles.count(v) || (keep_products && in_forward_[i] && node.op == Op::matmul)) {
         split.tiles.insert(v);
         split.saved.push_back(v);
         continue;
@@ -73,9 +74,9 @@ bool SavedSearch::complete(const std::set<NodeId>& tiles, Split& split) const {
   return true;
 }
 
-Split SavedSearch::evaluate(const std::set<NodeId>& tiles) const {
+Split SavedSearch::evaluate(const std::set<NodeId>& tiles, bool keep_products) const {
   Split split;
-  if (!complete(tiles, split)) return split;
+  if (!complete(tiles, keep_products, split)) return split;
   PartitionRequest request{.graph = &graph_,
                            .roots = forward_,
                            .leaves = {},
@@ -183,7 +184,8 @@ Split SavedSearch::improve(Split best, double price) const {
       std::set<NodeId> tiles = best.tiles;
       for (const NodeId v : group)
         if (!tiles.erase(v)) tiles.insert(v);
-      Split next = evaluate(tiles);
+      // Dropping a value may take its product along: softmax(z) makes room for z.
+      Split next = evaluate(tiles, true);
       if (!next.feasible || cost(next) >= cost(best)) continue;
       best = std::move(next);
       better = true;

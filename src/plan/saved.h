@@ -29,12 +29,13 @@ class SavedSearch {
   SavedSearch(const Graph& graph, const CompileOptions& options, std::vector<Root> forward,
               std::vector<Root> backward, const std::vector<NodeId>& forward_values,
               const std::vector<NodeId>& cotangents);
-  Split evaluate(const std::set<NodeId>& tiles) const;
+  /// keep_products: products that `tiles` leaves to be computed again are kept as well.
+  Split evaluate(const std::set<NodeId>& tiles, bool keep_products = false) const;
   /// Hill climbing from a feasible split; price: of a byte held, in bytes moved.
   Split improve(Split start, double price) const;
 
  private:
-  bool complete(const std::set<NodeId>& tiles, Split& split) const;
+  bool complete(const std::set<NodeId>& tiles, bool keep_products, Split& split) const;
   std::vector<std::vector<NodeId>> candidates(const Split& split) const;
   std::size_t sources(const Unit& unit, NodeId v) const;
   std::size_t signature(NodeId v, int depth) const;

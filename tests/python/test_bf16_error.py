@@ -109,7 +109,7 @@ def check_ratios(cases):
 
 
 def test_layer(run_case):
-    m, d, f = 200, 256, 768
+    m, d, f = 130, 192, 512
     cases = []
     for seed in SEEDS:
         g = torch.Generator().manual_seed(seed)
@@ -155,7 +155,7 @@ def head_inputs(generator, m, d, vocab, p):
 
 @pytest.mark.parametrize("p", [None, 0.9, 0.999])
 def test_head(run_case, p):
-    m, d, vocab = 192, 256, 2000
+    m, d, vocab = 128, 192, 1000
     cases = []
     for seed in SEEDS:
         g = torch.Generator().manual_seed(100 + seed)
