@@ -38,6 +38,11 @@ struct Type {
   auto operator<=>(const Type&) const = default;
 };
 
+/// Equal but for the memory type.
+inline bool same_shape(const Type& a, const Type& b) {
+  return a.kind == b.kind && a.rows == b.rows && a.cols == b.cols;
+}
+
 struct Node {
   Op op;
   std::vector<NodeId> in;

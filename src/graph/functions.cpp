@@ -75,8 +75,7 @@ Tensor cast(Tensor x, DType dtype) {
 
 Tensor broadcast(Tensor x, Type type) {
   Graph& graph = graph_of(x, "broadcast");
-  const Type from = x.type();
-  if (from.kind == type.kind && from.rows == type.rows && from.cols == type.cols) return x;
+  if (same_shape(x.type(), type)) return x;
   Attrs attrs;
   attrs.index = static_cast<std::int32_t>(type.kind);
   attrs.hi = type.cols;

@@ -11,10 +11,6 @@
 namespace coda {
 namespace {
 
-bool same_shape(const Type& a, const Type& b) {
-  return a.kind == b.kind && a.rows == b.rows && a.cols == b.cols;
-}
-
 /// Sums x down to a smaller type that was broadcast, or broadcasts what a reduction summed.
 Tensor fit(Tensor x, const Type& type) {
   const Type from = x.type();
@@ -74,7 +70,12 @@ class ReverseMode {
     std::vector<Tensor> contributions(node.in.size());
     for (std::size_t i = 0; i < node.in.size(); ++i) {
       const std::string_view rule = any_arity ? rules[0] : i < rules.size() ? rules[i] : "";
-      if (rule.empty() || !depends_[static_cast<std::size_t>(node.in[i])]) continue;
+      if (!depends_[static_cast<std::size_t>(node.in[i])]) continue;
+      if (rule.empty()) {
+        throw_error<UsageError>(
+            "gradients: {}: operand {} ({}) has no derivative. Leave it out of wrt.",
+            name_of(node.op), i + 1, label_of(graph_, node.in[i]));
+      }
       const Tensor term = apply_rule(rule, {graph_, id, i, dy, graph_.at(id)});
       // One term for an operand that occurs twice: x * x gives dy * (2 x), not two sums.
       std::size_t first = 0;
@@ -140,6 +141,11 @@ std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<
   std::vector<NodeId> ids;
   for (Tensor t : wrt) {
     if (!t) throw_error<UsageError>("gradients: expected Tensors in wrt, got a null one");
+    if (!is_float(t.type().dtype) || t.type().kind == Kind::list) {
+      throw_error<UsageError>("gradients: wrt: expected floating-point tensors, got {} {} {}",
+                              name_of(t.type().dtype), to_string(t.type()),
+                              label_of(t.graph(), t.id()));
+    }
     ids.push_back(t.id());
   }
   Graph& graph = wrt[0].graph();

@@ -17,10 +17,6 @@ Type col_type() { return {Kind::col, kTokens, 1, DType::f32}; }
 Type row_of_width(std::int64_t cols) { return {Kind::row, 1, cols, DType::f32}; }
 Type scalar_type() { return {Kind::scalar, 1, 1, DType::f32}; }
 
-bool same_shape(const Type& a, const Type& b) {
-  return a.kind == b.kind && a.rows == b.rows && a.cols == b.cols;
-}
-
 /// One call of infer_type: the operands, and errors that show them.
 class Inference {
  public:

@@ -53,7 +53,8 @@ std::vector<NodeId> min_cut(const Graph& graph, const Phases& phases,
   internal_check(bytes.size() >= index(graph.size()), "min_cut: bytes of {} nodes, graph of {}",
                  bytes.size(), graph.size());
   const std::vector<NodeId> order = needed_by(graph, phases.backward);
-  std::vector<bool> value = available_values(graph, phases);
+  const std::vector<bool> available = available_values(graph, phases);
+  std::vector<bool> value = available;
   for (NodeId id : order) {  // constants cost nothing; of opaque nodes only the results are values
     const Op op = graph.node(id).op;
     if (op == Op::constant || op == Op::opaque) value[index(id)] = false;
@@ -68,7 +69,6 @@ std::vector<NodeId> min_cut(const Graph& graph, const Phases& phases,
   for (NodeId root : phases.backward) {
     if (root != kNoNode) on_sink[index(root)] = true;
   }
-  const std::vector<bool> available = available_values(graph, phases);
   for (NodeId id : order) {
     for (NodeId in : graph.node(id).in) {
       if (!available[index(id)]) on_sink[index(in)] = true;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "graph/axis.h"
 #include "ops/op_table.h"
 
 namespace coda {
@@ -166,8 +167,8 @@ class Evaluation {
     if (name == "matmul_nt") return matmul_nt(operands[0], operands[1]);
     if (name == "matmul_nn") return matmul_nn(operands[0], operands[1]);
     if (name == "matmul_tn") return matmul_tn(operands[0], operands[1]);
-    if (name == "pad_cols" || name == "pad_rows") return pad(operands[0], name == "pad_rows");
-    if (name == "part_cols" || name == "part_rows") return part(operands[0], name == "part_rows");
+    if (name == "pad_cols" || name == "pad_rows") return pad(operands[0], {name == "pad_rows"});
+    if (name == "part_cols" || name == "part_rows") return part(operands[0], {name == "part_rows"});
     const auto op = op_named(name);
     internal_check(op.has_value(), "rule: no function '{}'", name);
     if (*op == Op::join) return join_filled(operands[0], operands[1]);
@@ -181,27 +182,22 @@ class Evaluation {
   }
 
   /// x at [attrs.lo, attrs.hi) of zeros with the operand's extent.
-  Tensor pad(Tensor x, bool by_rows) {
-    Type type = graph_.node(node_.in[0]).type;
-    std::int64_t& extent = by_rows ? type.rows : type.cols;
-    const std::int64_t after = extent - node_.attrs.hi;
-    extent = node_.attrs.lo;
-    const Tensor before_part = broadcast(graph_.constant(0), type);
-    extent = after;
-    const Tensor after_part = broadcast(graph_.constant(0), type);
-    const std::vector<Tensor> parts = {before_part, x, after_part};
-    return by_rows ? cat_rows(parts) : cat_cols(parts);
+  Tensor pad(Tensor x, Axis axis) {
+    const Type whole = graph_.node(node_.in[0]).type;
+    const auto zeros = [&](std::int64_t extent) {
+      return broadcast(graph_.constant(0), axis.with_extent(whole, extent));
+    };
+    return axis.join({zeros(node_.attrs.lo), x, zeros(axis.extent(whole) - node_.attrs.hi)});
   }
 
-  /// The columns (rows) of x where this operand of a concatenation lies.
-  Tensor part(Tensor x, bool by_rows) {
-    std::int64_t begin = 0, extent = 0;
+  /// Of x, what this operand of a concatenation lies at.
+  Tensor part(Tensor x, Axis axis) {
+    std::int64_t begin = 0, end = 0;
     for (std::size_t i = 0; i <= context_.operand; ++i) {
-      begin += extent;
-      const Type& type = graph_.node(node_.in[i]).type;
-      extent = by_rows ? type.rows : type.cols;
+      begin = end;
+      end += axis.extent(graph_.node(node_.in[i]).type);
     }
-    return by_rows ? rows(x, begin, begin + extent) : cols(x, begin, begin + extent);
+    return axis.part(x, begin, end);
   }
 
   const RuleContext& context_;

@@ -1,31 +1,12 @@
 // cols and rows sink towards the leaves; cat_cols and cat_rows are flat and as short as possible.
 #include <algorithm>
 
+#include "graph/axis.h"
 #include "graph/simplify.h"
 #include "ops/op_table.h"
 
 namespace coda {
 namespace {
-
-/// Columns of tiles and row vectors, or rows of weights.
-struct Axis {
-  Op slice, cat;
-  std::int64_t extent(const Type& type) const {
-    return cat == Op::cat_rows ? type.rows : type.cols;
-  }
-  /// Does a value of this kind have the axis? (Others are broadcast along it.)
-  bool has(Kind kind) const {
-    return cat == Op::cat_rows ? kind == Kind::weight : kind == Kind::tile || kind == Kind::row;
-  }
-  Tensor part(Tensor x, std::int64_t lo, std::int64_t hi) const {
-    return cat == Op::cat_rows ? rows(x, lo, hi) : cols(x, lo, hi);
-  }
-};
-
-Axis axis_of(Op op) {
-  if (op == Op::rows || op == Op::cat_rows) return {Op::rows, Op::cat_rows};
-  return {Op::cols, Op::cat_cols};
-}
 
 Tensor slice_of_cat(Graph& graph, const Axis& axis, const Node& cat, const Attrs& range) {
   const std::vector<NodeId> in = cat.in;  // making nodes moves `cat`
@@ -39,7 +20,7 @@ Tensor slice_of_cat(Graph& graph, const Axis& axis, const Node& cat, const Attrs
     begin = end;
   }
   if (parts.empty()) return axis.part(graph.at(in[0]), 0, 0);
-  return graph.make(axis.cat, parts);
+  return axis.join(parts);
 }
 
 Tensor slice_of_operands(Graph& graph, const Axis& axis, const Node& x, std::int64_t lo,
@@ -47,10 +28,7 @@ Tensor slice_of_operands(Graph& graph, const Axis& axis, const Node& x, std::int
   const Op op = x.op;
   const Attrs attrs = x.attrs;
   std::vector<Tensor> operands;
-  for (NodeId id : std::vector<NodeId>(x.in)) {
-    const Tensor t = graph.at(id);
-    operands.push_back(axis.has(t.type().kind) ? axis.part(t, lo, hi) : t);
-  }
+  for (NodeId id : std::vector<NodeId>(x.in)) operands.push_back(axis.part(graph.at(id), lo, hi));
   return graph.make(op, operands, attrs);
 }
 
@@ -71,17 +49,14 @@ Tensor slice_of_segments(Graph& graph, const Node& x, std::int64_t lo, std::int6
 }
 
 Tensor simplify_slice(Graph& graph, const Node& node) {
-  const Axis axis = axis_of(node.op);
+  const Axis axis = Axis::of(node.op);
   const Tensor whole = graph.at(node.in[0]);
   const Node& x = graph.node(whole.id());
   const std::int64_t lo = node.attrs.lo, hi = node.attrs.hi;
   if (lo == 0 && hi == axis.extent(x.type)) return whole;
-  if (x.op == axis.slice) return axis.part(graph.at(x.in[0]), x.attrs.lo + lo, x.attrs.lo + hi);
-  if (x.op == axis.cat) return slice_of_cat(graph, axis, x, node.attrs);
-  if (x.op == Op::broadcast) {
-    const Tensor inner = graph.at(x.in[0]);
-    return broadcast(axis.has(inner.type().kind) ? axis.part(inner, lo, hi) : inner, node.type);
-  }
+  if (x.op == axis.slice()) return axis.part(graph.at(x.in[0]), x.attrs.lo + lo, x.attrs.lo + hi);
+  if (x.op == axis.cat()) return slice_of_cat(graph, axis, x, node.attrs);
+  if (x.op == Op::broadcast) return broadcast(axis.part(graph.at(x.in[0]), lo, hi), node.type);
   if (is_atom(graph, whole.id())) return {};
   switch (row_of(x.op).op_class) {
     case OpClass::elementwise:
@@ -105,23 +80,22 @@ Tensor simplify_slice(Graph& graph, const Node& node) {
 Tensor merged_neighbours(Graph& graph, const Axis& axis, Tensor a, Tensor b) {
   const Node x = graph.node(a.id()), y = graph.node(b.id());
   if (x.op != y.op || x.in != y.in) return {};
-  if (x.op == axis.slice && x.attrs.hi == y.attrs.lo) {
+  if (x.op == axis.slice() && x.attrs.hi == y.attrs.lo) {
     return axis.part(graph.at(x.in[0]), x.attrs.lo, y.attrs.hi);
   }
   if (x.op == Op::broadcast && !axis.has(graph.node(x.in[0]).type.kind)) {
-    Type type = x.type;
-    (axis.cat == Op::cat_rows ? type.rows : type.cols) += axis.extent(y.type);
-    return broadcast(graph.at(x.in[0]), type);
+    const std::int64_t extent = axis.extent(x.type) + axis.extent(y.type);
+    return broadcast(graph.at(x.in[0]), axis.with_extent(x.type, extent));
   }
   return {};
 }
 
 Tensor simplify_cat(Graph& graph, const Node& node) {
-  const Axis axis = axis_of(node.op);
+  const Axis axis = Axis::of(node.op);
   std::vector<NodeId> flat;
   for (NodeId id : node.in) {
     const Node& part = graph.node(id);
-    if (part.op == axis.cat) {
+    if (part.op == axis.cat()) {
       flat.insert(flat.end(), part.in.begin(), part.in.end());
     } else {
       flat.push_back(id);
@@ -144,14 +118,14 @@ Tensor simplify_cat(Graph& graph, const Node& node) {
   const bool same = parts.size() == node.in.size() &&
                     std::equal(parts.begin(), parts.end(), node.in.begin(),
                                [](Tensor t, NodeId id) { return t.id() == id; });
-  return same ? Tensor{} : graph.make(node.op, parts);
+  return same ? Tensor{} : axis.join(parts);
 }
 
 }  // namespace
 
 Tensor simplify_addressing(Graph& graph, const Node& node) {
-  const bool slice = node.op == Op::cols || node.op == Op::rows;
-  return slice ? simplify_slice(graph, node) : simplify_cat(graph, node);
+  const bool is_slice = node.op == Axis::of(node.op).slice();
+  return is_slice ? simplify_slice(graph, node) : simplify_cat(graph, node);
 }
 
 }  // namespace coda

@@ -1,7 +1,8 @@
-#include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 
+#include "graph/axis.h"
 #include "graph/simplify.h"
 
 namespace coda {
@@ -83,37 +84,23 @@ Tensor strip_broadcasts(Graph& graph, const Node& node) {
 
 /// op(a | b, x) = op(a, x's columns) | op(b, x's columns); the same for rows of weights.
 Tensor raise_cat(Graph& graph, const Node& node) {
-  const bool by_rows = node.type.kind == Kind::weight;
-  const Op cat = by_rows ? Op::cat_rows : Op::cat_cols;
-  std::vector<std::int64_t> ends;
+  const Axis axis{node.type.kind == Kind::weight};
+  std::set<std::int64_t> ends;
   for (NodeId id : node.in) {
-    if (graph.node(id).op != cat) continue;
+    if (graph.node(id).op != axis.cat()) continue;
     std::int64_t end = 0;
-    for (NodeId part : graph.node(id).in) {
-      end += by_rows ? graph.node(part).type.rows : graph.node(part).type.cols;
-      ends.push_back(end);
-    }
+    for (NodeId part : graph.node(id).in) ends.insert(end += axis.extent(graph.node(part).type));
   }
   if (ends.empty()) return {};
-  std::sort(ends.begin(), ends.end());
-  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
   std::vector<Tensor> parts;
   std::int64_t begin = 0;
   for (std::int64_t end : ends) {
     std::vector<Tensor> operands;
-    for (NodeId id : node.in) {
-      const Tensor x = graph.at(id);
-      const Kind kind = x.type().kind;
-      if (by_rows) {
-        operands.push_back(kind == Kind::weight ? rows(x, begin, end) : x);
-      } else {
-        operands.push_back(kind == Kind::tile || kind == Kind::row ? cols(x, begin, end) : x);
-      }
-    }
+    for (NodeId id : node.in) operands.push_back(axis.part(graph.at(id), begin, end));
     parts.push_back(graph.make(node.op, operands, node.attrs));
     begin = end;
   }
-  return graph.make(cat, parts);
+  return axis.join(parts);
 }
 
 /// join(a, 0) + join(0, b) = join(a, b).

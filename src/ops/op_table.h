@@ -31,8 +31,8 @@ enum class OpClass : std::uint8_t {
 /// are matmul_nt, _nn, _tn; pad_cols / pad_rows (zeros around x, to the operand's extent) and
 /// part_cols / part_rows (the operand's own columns / rows of x); join(x, 0) fills with zeros.
 /// Whoever applies a rule sums a broadcast away, or broadcasts what a reduction summed. Empty: not
-/// differentiable in that operand (integers, comparisons). An op of any arity has one rule for all
-/// its operands.
+/// differentiable in that operand (integers, frequencies); asking for it is an error. An op of any
+/// arity has one rule for all its operands.
 struct OpRow {
   Op op;
   std::string_view name;

@@ -304,5 +304,14 @@ TEST(GradientRules, WrongCotangentsAreUsageErrors) {
   EXPECT_THROW(gradients({{a, Tensor()}}, {a}), UsageError);
 }
 
+TEST(GradientRules, WhatHasNoDerivativeIsAnError) {
+  Graph g;
+  const Tensor a = g.tile("a", 4), pos = g.col("pos", DType::i32), freq = g.row("freq", 4);
+  const Tensor y = rotate(a, pos, freq, Pairs::interleaved());
+  EXPECT_THROW(gradients({{y, g.tile("d", 4)}}, {a, freq}), UsageError);
+  EXPECT_THROW(gradients({{y, g.tile("d", 4)}}, {a, pos}), UsageError);
+  EXPECT_TRUE(gradients({{y, g.tile("d", 4)}}, {a})[0]);
+}
+
 }  // namespace
 }  // namespace coda
