@@ -34,7 +34,8 @@ struct Sizes {
 
 class Generator {
  public:
-  explicit Generator(std::uint64_t seed) : random_(seed) {}
+  /// dtype: memory type of tile inputs, cotangents and weights.
+  Generator(std::uint64_t seed, DType dtype) : random_(seed), dtype_(dtype) {}
 
   Sizes sizes() {
     constexpr std::int64_t kTokenCounts[] = {0, 1, 2, 3, 5, 8, 13, 17, 24, 129};
@@ -77,7 +78,7 @@ class Generator {
 
   Tensor input(const std::string& name, std::int64_t cols) {
     tell(name + "[" + std::to_string(cols) + "]");
-    return graph_->tile(name, cols);
+    return graph_->tile(name, cols, dtype_);
   }
   Tensor row(const char* stem, std::int64_t cols) { return graph_->row(fresh(stem), cols); }
 
@@ -89,7 +90,7 @@ class Generator {
   }
 
   Tensor matmul(Tensor x, std::int64_t n) {
-    return matmul_nt(x, graph_->weight(fresh("w"), n, width(x)));
+    return matmul_nt(x, graph_->weight(fresh("w"), n, width(x), dtype_));
   }
 
   /// Another value of x's width, made by a matmul if there is none.
@@ -206,7 +207,7 @@ class Generator {
       case 20: {
         tell("embedding");
         Tensor ids = graph_->col("ids", DType::i32);
-        return embedding(graph_->weight(fresh("e"), 7, widths_[below(3)]), ids);
+        return embedding(graph_->weight(fresh("e"), 7, widths_[below(3)], dtype_), ids);
       }
       default:
         tell("gelu");
@@ -268,12 +269,13 @@ class Generator {
         cotangent = below(2) == 0 ? graph_->scalar(name) : graph_->constant(1);
         break;
       default:
-        cotangent = graph_->tile(name, width(value));
+        cotangent = graph_->tile(name, width(value), dtype_);
     }
     built.request.outputs.push_back({"out" + number, value, cotangent, true});
   }
 
   std::mt19937_64 random_;
+  DType dtype_;
   Sizes sizes_;
   std::int64_t widths_[3] = {};
   Graph* graph_ = nullptr;
@@ -296,8 +298,8 @@ inline std::vector<Tensor> parameters(Graph& graph) {
 }
 
 /// The graph of a seed. Identical for each call, so that no compilation sees another's nodes.
-inline Sizes build(std::uint64_t seed, Built& built) {
-  Generator generator(seed);
+inline Sizes build(std::uint64_t seed, Built& built, DType dtype = DType::f32) {
+  Generator generator(seed, dtype);
   const Sizes sizes = generator.sizes();
   generator.build(built);
   return sizes;
