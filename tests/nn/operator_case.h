@@ -2,6 +2,7 @@
 // from it, and the programs that it compiles to are compared with one another, all in double.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,6 +71,13 @@ class OperatorCase {
     return graph_.row(name, m.cols);
   }
   Matrix& value(const std::string& name) { return bindings_.at(name); }
+
+  /// Rounds all inputs so far to fp32, so that a backend in fp32 sees what the oracle sees.
+  void round_inputs() {
+    for (auto& [name, m] : bindings_) {
+      for (double& x : m.v) x = static_cast<double>(static_cast<float>(x));
+    }
+  }
 
   /// The result, with a random cotangent (of its type) arriving for it.
   void result(Tensor y) {
