@@ -6,11 +6,11 @@
 
 namespace coda {
 
-void Output::add_option(CLI::App& app) {
+void Printer::add_option(CLI::App& app) {
   app.add_flag("--json", json_, "One JSON object a line on stdout, nothing else")->group("Output");
 }
 
-void Output::object(const nlohmann::ordered_json& object) const {
+void Printer::object(const nlohmann::ordered_json& object) const {
   if (!json_) return;
   fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   std::fflush(stdout);

@@ -24,11 +24,12 @@ Command add_train(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_generate(CLI::App& app);
 Command add_verify(CLI::App& app);
+Command add_explain(CLI::App& app);
 Command add_info(CLI::App& app);
 
 /// --json: one object a line on stdout and nothing else. Otherwise results go to stdout and what
 /// happens meanwhile to stderr.
-class Output {
+class Printer {
  public:
   void add_option(CLI::App& app);
   bool json() const { return json_; }

@@ -20,7 +20,7 @@ struct EvalCommand {
   std::string dtype = "f32";
   bool held_out = false;
   DeviceOptions device;
-  Output output;
+  Printer output;
 
   int run() const;
 };

@@ -19,7 +19,7 @@ struct GenerateCommand {
   std::uint64_t seed = 0;
   std::string dtype = "f32";
   DeviceOptions device;
-  Output output;
+  Printer output;
 
   void check() const;
   int run() const;

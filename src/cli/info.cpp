@@ -23,7 +23,7 @@ std::string cpu_features() {
   return text.empty() ? "none of those that coda uses" : text;
 }
 
-int run(const Output& output) {
+int run(const Printer& output) {
   const unsigned threads = std::thread::hardware_concurrency();
   output.object({{"version", CODA_VERSION}, {"cpu", cpu_features()}, {"threads", threads}});
   output.result("coda     {}\nCPU      {}\nthreads  {}\n", CODA_VERSION, cpu_features(), threads);
@@ -34,7 +34,7 @@ int run(const Output& output) {
 
 Command add_info(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("info", "What this build runs on");
-  auto output = std::make_shared<Output>();
+  auto output = std::make_shared<Printer>();
   output->add_option(*sub);
   sub->footer("Example:\n  coda info --json");
   return {sub, [output] { return run(*output); }};

@@ -43,7 +43,7 @@ struct TrainCommand {
   CLI::App* app = nullptr;
   TrainOptions options;
   DeviceOptions device;
-  Output output;
+  Printer output;
   std::string out, resume;
   std::int64_t stop_after = 0;
 
@@ -209,7 +209,7 @@ int TrainCommand::run() {
   const std::int64_t last = stop_after > 0 ? std::min(stop_after, options.steps) : options.steps;
   Progress progress(done, last, output.json());
   LoopEvents events;
-  events.on_step = [&](const StepReport& r) {
+  events.on_step = [&](const StepMetrics& r) {
     output.object({{"step", r.step},
                    {"loss", r.loss},
                    {"lr", r.lr},
@@ -219,7 +219,7 @@ int TrainCommand::run() {
                                         r.tokens_per_second));
   };
   std::optional<double> last_eval;
-  events.on_eval = [&](const EvalReport& r) {
+  events.on_eval = [&](const EvalMetrics& r) {
     last_eval = r.loss;
     output.object({{"step", r.step}, {"eval_loss", r.loss}});
     progress.finish_line();

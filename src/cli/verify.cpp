@@ -17,7 +17,7 @@ struct VerifyCommand {
   std::string model, file, dtype = "f32";
   double tolerance = 2e-5;
   DeviceOptions device;
-  Output output;
+  Printer output;
 
   int run() const;
 

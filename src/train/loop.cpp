@@ -64,7 +64,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
   while (done < last) {
     const double start = seconds_now();
     const std::int64_t step = done + 1;
-    StepReport report{step, 0.0, schedule.at(step), 0.0, 0.0};
+    StepMetrics report{step, 0.0, schedule.at(step), 0.0, 0.0};
     report.loss = accumulate_gradients(model, tokens.training, options, step);
     report.gradient_norm = gradient_norm(model.parameters());
     if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
@@ -88,7 +88,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     if (events.on_step) events.on_step(report);
     const bool evaluates = options.eval_every > 0 && step % options.eval_every == 0;
     if (evaluates || step == options.steps) {
-      const EvalReport eval{
+      const EvalMetrics eval{
           step, mean_loss(model, evaluated_tokens(tokens, options), options.seq, options.batch)};
       checkpoint.log(nlohmann::ordered_json{{"step", step}, {"eval_loss", eval.loss}}.dump());
       if (events.on_eval) events.on_eval(eval);

@@ -12,7 +12,7 @@
 
 namespace coda {
 
-struct StepReport {
+struct StepMetrics {
   std::int64_t step = 0;  ///< from 1
   double loss = 0.0;      ///< mean over the step's labels, before the update
   double lr = 0.0;
@@ -20,7 +20,7 @@ struct StepReport {
   double tokens_per_second = 0.0;
 };
 
-struct EvalReport {
+struct EvalMetrics {
   std::int64_t step = 0;
   double loss = 0.0;  ///< mean over the held-out labels
 };
@@ -28,8 +28,8 @@ struct EvalReport {
 /// What the loop tells its caller, and asks; unset ones are skipped. Metrics are written whatever
 /// they do.
 struct LoopEvents {
-  std::function<void(const StepReport&)> on_step;
-  std::function<void(const EvalReport&)> on_eval;
+  std::function<void(const StepMetrics&)> on_step;
+  std::function<void(const EvalMetrics&)> on_eval;
   std::function<void(std::int64_t step)> on_save;
   std::function<bool()> should_stop;  ///< asked after each step
 };

@@ -61,7 +61,7 @@ TEST(Command, HelpTeachesAndGoesToStdout) {
   const Result all = shell(folder, "coda --help");
   EXPECT_EQ(all.code, 0);
   EXPECT_THAT(all.out, AllOf(HasSubstr("train"), HasSubstr("generate"), HasSubstr("Example")));
-  for (const char* name : {"train", "eval", "generate", "verify", "info"}) {
+  for (const char* name : {"train", "eval", "generate", "verify", "explain", "info"}) {
     const Result one = shell(folder, std::string("coda ") + name + " --help");
     EXPECT_EQ(one.code, 0) << name;
     EXPECT_THAT(one.out, AllOf(HasSubstr("--json"), HasSubstr("Example"))) << name;
@@ -90,6 +90,10 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
       {"coda train --data text.txt --dtype f8 --out r", "--dtype"},
       {"coda train --data text.txt --device gpu9 --out r", "--device"},
       {"coda train --resume none", "--resume: none"},
+      {"coda explain llama", "llama-layer or llama-head"},
+      {"coda explain llama-layer --head-dim 3", "head_dim"},
+      {"coda explain llama-layer --dtype i32", "dtype"},
+      {"coda explain llama-head --tokens 0", "--tokens"},
       {"coda eval --model none --data text.txt", "none: expected a model folder"},
       {"coda generate --model none --prompt x", "none: expected a model folder"},
       {"coda verify --model " + kGolden + "llama-gqa --case none", "none: cannot open"},
@@ -218,6 +222,25 @@ TEST(Command, ASignalSavesAndPrintsHowToContinue) {
   EXPECT_THAT(stopped.out, HasSubstr("Continue with: coda train --resume run"));
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "run" / "model.safetensors"));
   EXPECT_EQ(shell(folder, "coda train --resume run --stop-after 1").code, 0);
+}
+
+TEST(Command, ExplainShowsMathProgramsAndCosts) {
+  const TemporaryFolder folder;
+  const Result layer = shell(folder, "coda explain llama-layer --d-model 256");
+  EXPECT_EQ(layer.code, 0) << layer.err;
+  EXPECT_THAT(layer.out, AllOf(HasSubstr("matmul nt"), HasSubstr("program "), HasSubstr("GFLOP")));
+  const auto totals = [&](const std::string& options) {
+    const Result result = shell(folder, "coda explain --json " + options);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.lines().back();
+  };
+  const json fused = totals("llama-layer --d-model 256 --tokens 1000");
+  const json unfused = totals("llama-layer --d-model 256 --tokens 1000 --unfused");
+  EXPECT_LT(fused["forward"]["bytes"], unfused["forward"]["bytes"]);
+  // two GEMM passes backward for one forward; FLOPs of the head are 2 M N K
+  EXPECT_EQ(fused["backward"]["flops"], 2 * fused["forward"]["flops"].get<double>());
+  const json head = totals("llama-head --d-model 256 --vocab 1024 --tokens 1000");
+  EXPECT_EQ(head["forward"]["flops"], 2.0 * 1000 * 256 * 1024);
 }
 
 TEST(Command, InfoIsOneObject) {
