@@ -2,7 +2,7 @@
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 def float64_case(folder, input_ids, labels):
@@ -41,3 +41,28 @@ def random_case(folder, vocab, batch, length, seed, ignored=0.15):
 
 def write_case(path, case):
     save_file(case, str(path))
+
+
+def random_llama(folder, seed=0, shard_size="1GB", **config):
+    """Saves a small LlamaForCausalLM with random fp32 weights in `folder`; no weight is near its
+    usual start (norm weights are away from 1), so that one that is left out shows."""
+    sizes = {
+        "vocab_size": 99,
+        "hidden_size": 64,
+        "intermediate_size": 144,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **config}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return model
