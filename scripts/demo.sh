@@ -29,8 +29,8 @@ echo "demo: trained in $((SECONDS - start)) s"
 
 # The last number under a name in `coda`'s JSON, without needing anything that reads JSON.
 number() { sed -n "s/.*\"$1\": *\([-+0-9.eE]*\).*/\1/p" "$2" | tail -n 1; }
-$build_dir/coda eval --model $run --data $build_dir/text.txt --json > $build_dir/eval.json
-loss=$(number loss $build_dir/eval.json)
+$build_dir/coda eval --model $run --data $build_dir/text.txt --held-out --json > $build_dir/eval.json
+loss=$(number eval_loss $build_dir/eval.json)
 unigram=$(number unigram_loss $build_dir/eval.json)
 
 echo "demo: a sample:"
