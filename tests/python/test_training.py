@@ -1,26 +1,31 @@
 """What `coda train` writes is a Hugging Face folder, and transformers computes the same with it."""
 
+import json
+
 import pytest
 import torch
 from reference import random_case, write_case
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
+SIZES = ["--d-model", 32, "--layers", 2, "--heads", 4, "--kv-heads", 2, "--d-ff", 80]
 
 
-@pytest.fixture(scope="module", params=[(), ("--dtype", "bf16")], ids=["f32", "bf16"])
-def trained(request, coda, tmp_path_factory):
-    """The run folder of two steps on a few sentences, and the model folder in it."""
-    folder = tmp_path_factory.mktemp("trained")
+def train(coda, folder, *options, run="run"):
+    """Trains a tiny model on a repeated sentence; returns its folder."""
     (folder / "text.txt").write_text(TEXT * 100)
     done = coda(
-        "train", "--data", folder / "text.txt", "--tokenizer", "bytes", "--d-model", 32,
-        "--layers", 2, "--heads", 4, "--kv-heads", 2, "--d-ff", 80, "--seq", 24, "--batch", 3,
-        "--steps", 2, "--lr", 1e-3, "--seed", 7, "--out", folder / "run", *request.param,
+        "train", "--data", folder / "text.txt", *SIZES, "--seq", 24, "--batch", 3,
+        "--seed", 7, "--out", folder / run, *options,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    (config,) = (folder / "run").rglob("config.json")
-    return config.parent
+    return folder / run
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def trained(request, coda, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    return train(coda, folder, "--tokenizer", "bytes", "--steps", 2, "--dtype", request.param)
 
 
 def test_transformers_loads_it(trained):
@@ -36,3 +41,32 @@ def test_transformers_computes_the_same(coda, trained, tmp_path):
     write_case(case, random_case(trained, config.vocab_size, batch=2, length=17, seed=5))
     done = coda("verify", "--model", trained, "--case", case, "--tol", 2e-5)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("tokenizer", [("--tokenizer", "bytes"), ("--vocab", 330)], ids=str)
+def test_most_likely_continuation_is_that_of_transformers(coda, tmp_path, tokenizer):
+    """Tokenizer, weights and greedy choice together. After 150 steps on one sentence the model is
+    sure of every token, so that rounding decides none."""
+    run = train(coda, tmp_path, *tokenizer, "--steps", 150, "--lr", 1e-2)
+    prompt = "The quick brown"
+    done = coda("generate", "--model", run, "--prompt", prompt, "--tokens", 12,
+                "--temperature", 0, "--json")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = json.loads(done.stdout)["text"]
+
+    reader = AutoTokenizer.from_pretrained(run)
+    ids = reader(prompt, return_tensors="pt").input_ids
+    model = LlamaForCausalLM.from_pretrained(run, dtype=torch.float32)
+    every = model.generate(ids, max_new_tokens=12, do_sample=False)[0]
+    assert prompt + text == reader.decode(every, skip_special_tokens=True)
+    assert (prompt + text) in TEXT * 2
+
+
+def test_a_resumed_run_equals_one_that_did_not_stop(coda, tmp_path):
+    options = ["--tokenizer", "bytes", "--steps", 6, "--accumulate", 2]
+    whole = train(coda, tmp_path, *options, run="whole")
+    parts = train(coda, tmp_path, *options, "--stop-after", 2, run="parts")
+    done = coda("train", "--resume", parts, "--threads", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (weights,) = whole.glob("*.safetensors")
+    assert weights.read_bytes() == (parts / weights.name).read_bytes()
