@@ -1,5 +1,7 @@
 #include "train/data.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -71,8 +73,8 @@ std::vector<std::string> read_texts(std::span<const std::string> paths) {
     }
   }
   if (texts.empty()) {
-    throw_error<UsageError>("--data: expected some text, got {} empty files in {} paths.", files,
-                            paths.size());
+    throw_error<UsageError>("--data: {}: expected some text, got {} empty files.",
+                            fmt::join(paths, " "), files);
   }
   return texts;
 }

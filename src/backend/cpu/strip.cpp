@@ -10,7 +10,6 @@ namespace coda::cpu {
 namespace {
 
 using i32 = std::int32_t;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Ops whose kernels read each element before they write it, so that the result may take the place
 /// of an argument.
