@@ -35,7 +35,7 @@ struct CompileOptions {
   bool merge = true;
   bool recover = true;
   bool fuse = true;  ///< false: every operation is a program of its own
-  /// Price of a byte held between forward and backward, in bytes moved (COMPILER.md R7): 0 saves
+  /// Price of a byte held between forward and backward, in bytes moved: 0 saves
   /// whatever is cheaper to re-read, 1.5 re-emits y1 and x*w. memory_budget overrides it when > 0:
   /// the smallest price whose plan holds at most that many bytes at budget_tokens.
   double held_price = 0;

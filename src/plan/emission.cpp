@@ -62,8 +62,6 @@ bool Partitioner::emit_pass() {
   failed_ = false;
   edges_.clear();
   stored_.assign(n_, 0);
-  position_.assign(units_.size(), 0);
-  for (std::size_t i = 0; i < sorted_.size(); ++i) position_[sorted_[i]] = static_cast<int>(i);
   for (Work& unit : units_) {
     unit.derived.clear();
     unit.reductions.clear();
@@ -246,10 +244,10 @@ void Partitioner::collect_operand_edges() {
 
 /// Launch order from the edges of the last emission, smallest unit first; false if there is none.
 bool Partitioner::sort_units() {
-  std::vector<std::vector<int>> next(units_.size());
+  next_.assign(units_.size(), {});
   std::vector<int> waiting(units_.size(), 0);
   for (const Edge& edge : edges_) {
-    next[edge.from].push_back(edge.to);
+    next_[edge.from].push_back(edge.to);
     ++waiting[edge.to];
   }
   std::priority_queue<int, std::vector<int>, std::greater<>> ready;
@@ -264,9 +262,11 @@ bool Partitioner::sort_units() {
     const int unit = ready.top();
     ready.pop();
     sorted_.push_back(unit);
-    for (const int to : next[unit])
+    for (const int to : next_[unit])
       if (--waiting[to] == 0) ready.push(to);
   }
+  position_.assign(units_.size(), 0);
+  for (std::size_t i = 0; i < sorted_.size(); ++i) position_[sorted_[i]] = static_cast<int>(i);
   return sorted_.size() == alive;
 }
 

@@ -14,16 +14,19 @@ namespace coda {
 struct Partitioner::Snapshot {
   std::vector<int> home;
   std::vector<Work> units;
-  std::vector<int> sorted;
+  std::vector<int> sorted, position;
   std::vector<Edge> edges;
+  std::vector<std::vector<int>> next;
   std::vector<char> stored, before;
-  std::map<int, std::pair<std::vector<NodeId>, std::vector<NodeId>>> checked;
+  std::vector<std::size_t> checked;
 
   explicit Snapshot(const Partitioner& p)
       : home(p.home_),
         units(p.units_),
         sorted(p.sorted_),
+        position(p.position_),
         edges(p.edges_),
+        next(p.next_),
         stored(p.stored_),
         before(p.before_),
         checked(p.checked_) {}
@@ -31,43 +34,59 @@ struct Partitioner::Snapshot {
     p.home_ = std::move(home);
     p.units_ = std::move(units);
     p.sorted_ = std::move(sorted);
+    p.position_ = std::move(position);
     p.edges_ = std::move(edges);
+    p.next_ = std::move(next);
     p.stored_ = std::move(stored);
     p.before_ = std::move(before);
     p.checked_ = std::move(checked);
   }
 };
 
+namespace {
+
+std::size_t hash_of(const Work& work) {
+  std::size_t hash = work.values.size() + 1;
+  const auto mix = [&](std::size_t v) {
+    hash ^= v + 0x9e3779b97f4a7c15ull + (hash << 6) + (hash >> 2);
+  };
+  for (const NodeId v : work.values) mix(static_cast<std::size_t>(v));
+  for (const NodeId v : work.loads) mix(static_cast<std::size_t>(v) + 1);
+  return hash;
+}
+
+}  // namespace
+
 /// Every unit whose values changed since it was last checked: can they be cut into blocks?
 bool Partitioner::check_blocks(NodeId& culprit) {
+  checked_.resize(units_.size(), 0);
   for (const int index : sorted_) {
     const Work& work = units_[index];
     if (work.kind != UnitKind::gemm && work.kind != UnitKind::rows) continue;
-    auto& seen = checked_[index];
-    if (seen.first == work.values && seen.second == work.loads) continue;
+    const std::size_t hash = hash_of(work);
+    if (checked_[index] == hash) continue;
     const Blocks blocks = blocks_of(graph_, finished(index));
     culprit = blocks.culprit;
     if (culprit != kNoNode || !blocks.linked) return false;
-    seen = {work.values, work.loads};
+    checked_[index] = hash;
   }
   return true;
 }
 
+/// From one unit to another through a third, along the launch order.
 bool Partitioner::path_between(int from, int to) const {
+  if (position_[from] > position_[to]) return false;
   std::vector<char> reached(units_.size(), 0);
-  std::vector<std::vector<int>> next(units_.size());
-  for (const Edge& edge : edges_)
-    if (!(edge.from == from && edge.to == to)) next[edge.from].push_back(edge.to);
   std::vector<int> stack{from};
   while (!stack.empty()) {
     const int unit = stack.back();
     stack.pop_back();
-    for (const int n : next[unit]) {
-      if (n == to) return true;
-      if (!reached[n]) {
-        reached[n] = 1;
-        stack.push_back(n);
-      }
+    for (const int next : next_[unit]) {
+      if (unit == from && next == to) continue;
+      if (next == to) return true;
+      if (reached[next] || position_[next] > position_[to]) continue;
+      reached[next] = 1;
+      stack.push_back(next);
     }
   }
   return false;
@@ -129,10 +148,7 @@ std::vector<std::pair<double, std::pair<int, int>>> Partitioner::merge_candidate
   return sorted;
 }
 
-bool Partitioner::try_merge(int from, int into) {
-  if (!may_merge(from, into)) return false;
-  const double bytes = total_bytes();
-  Snapshot snapshot(*this);
+void Partitioner::merge_unit(int from, int into) {
   for (const NodeId v : live_)
     if (home_[v] == from) home_[v] = into;
   for (const UnitStore& store : units_[from].required) require(into, store);
@@ -141,22 +157,44 @@ bool Partitioner::try_merge(int from, int into) {
     if (edge.from == from) edge.from = into;
     if (edge.to == from) edge.to = into;
   }
+}
+
+/// Merges all pairs or none.
+bool Partitioner::try_merge(const std::vector<std::pair<int, int>>& pairs) {
+  const double bytes = total_bytes();
+  Snapshot snapshot(*this);
+  for (const auto& [from, into] : pairs) merge_unit(from, into);
   std::erase_if(edges_, [](const Edge& edge) { return edge.from == edge.to; });
   NodeId culprit = kNoNode;
-  const bool host_is_gemm = units_[into].kind == UnitKind::gemm;
-  const bool good = sort_units() && emit() && check_blocks(culprit) &&
-                    !(host_is_gemm && units_[into].uses_own_reduction) && total_bytes() <= bytes;
+  bool good = sort_units() && emit() && check_blocks(culprit) && total_bytes() <= bytes;
+  for (const auto& [from, into] : pairs)
+    good = good && !(units_[into].kind == UnitKind::gemm && units_[into].uses_own_reduction);
   if (!good) snapshot.restore(*this);
   return good;
 }
 
+/// Best gain first; pairs of equal gain that touch different units (those of equal layers) at once.
 void Partitioner::merge_rows() {
   for (bool merged = true; merged;) {
     merged = false;
-    for (const auto& [bytes, pair] : merge_candidates()) {
-      merged = try_merge(pair.first, pair.second);
-      if (merged) break;
-      banned_.insert(pair);
+    const auto candidates = merge_candidates();
+    for (std::size_t i = 0; i < candidates.size() && !merged; ++i) {
+      const auto& [gain, first] = candidates[i];
+      if (!may_merge(first.first, first.second)) {
+        banned_.insert(first);
+        continue;
+      }
+      std::vector<std::pair<int, int>> batch{first};
+      std::set<int> touched{first.first, first.second};
+      for (std::size_t j = i + 1; j < candidates.size() && candidates[j].first == gain; ++j) {
+        const auto& pair = candidates[j].second;
+        if (touched.count(pair.first) || touched.count(pair.second)) continue;
+        if (!may_merge(pair.first, pair.second)) continue;
+        touched.insert({pair.first, pair.second});
+        batch.push_back(pair);
+      }
+      merged = (batch.size() > 1 && try_merge(batch)) || try_merge({first});
+      if (!merged) banned_.insert(first);
     }
   }
 }

@@ -113,7 +113,8 @@ class Partitioner {
   struct Snapshot;
   bool check_blocks(NodeId& culprit);
   void merge_rows();
-  bool try_merge(int from, int into);
+  bool try_merge(const std::vector<std::pair<int, int>>& pairs);
+  void merge_unit(int from, int into);
   bool may_merge(int from, int into) const;
   bool path_between(int from, int to) const;
   std::vector<std::pair<double, std::pair<int, int>>> merge_candidates() const;
@@ -143,7 +144,8 @@ class Partitioner {
   int current_ = 0;
   bool failed_ = false;
   std::set<std::pair<int, int>> banned_;
-  std::map<int, std::pair<std::vector<NodeId>, std::vector<NodeId>>> checked_;  // values, loads
+  std::vector<std::vector<int>> next_;  // edges_ by unit, as of the last sort
+  std::vector<std::size_t> checked_;    // hash of the values and loads that passed check_blocks
 };
 
 }  // namespace coda

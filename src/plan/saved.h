@@ -1,6 +1,6 @@
 // Which forward values to keep for the backward phase: completes a choice of tiles to a set from
-// which backward can be computed, and improves it by hill climbing on the bytes moved by both
-// plans plus a price on bytes held.
+// which backward can be computed, and improves it by hill climbing on the bytes that both plans
+// move plus a price on the bytes held between them.
 #pragma once
 
 #include <cstdint>
