@@ -221,8 +221,10 @@ void Partitioner::collect_operand_edges() {
     for (const UnitStore& operand : units_[u].operands) {
       if (leaf_[operand.value] && operand.into == operand.value) continue;  // also if copied out
       const int reader = static_cast<int>(u);
+      // What is in memory already is read there, not from a copy made for an output.
+      const bool own = operand.value == operand.into && outside_[operand.value];
       const auto found = writers.find({operand.value, operand.into});
-      if (found != writers.end()) {
+      if (found != writers.end() && !own) {
         for (const int writer : found->second) edges_.push_back({writer, reader, Dep::operand});
         continue;
       }

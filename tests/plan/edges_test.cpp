@@ -81,6 +81,23 @@ TEST(Edges, BlocksRunOnNoRowsAndOneRow) {
       expect_plan_equals_math([&](Graph& g) { return build(g, Sizes{}); }, {}, tokens);
 }
 
+TEST(Edges, ASliceOfAnOpaqueResultIsOutputAndOperand) {
+  const Build build = [](Graph& g) {
+    Tensor q = g.tile("q", 8), k = g.tile("k", 8), v = g.tile("v", 8), w = g.weight("w", 3, 4);
+    Tensor o = attention(q, k, v, g.list("cu_seqlens"), 2, 2, 4, 0.5);
+    Tensor part = cols(o, 4, 8);
+    CompileRequest request;
+    request.outputs = {{"part", part, {}}, {"y", matmul_nt(part, w), g.tile("d_y", 3)}};
+    request.wrt = {q, v, w};
+    return request;
+  };
+  for (const bool fuse : {true, false}) {
+    CompileOptions options;
+    options.fuse = fuse;
+    expect_plan_equals_math(build, options, 9);
+  }
+}
+
 TEST(Edges, WeightGradientsAccumulate) {
   CompileOptions options;
   options.accumulate_weight_grads = true;
