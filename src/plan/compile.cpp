@@ -51,6 +51,7 @@ class Compiler {
   void add_output_slots();
   void add_gradient_slots();
   Split choose();
+  std::set<NodeId> forward_tiles(const std::vector<NodeId>& cut) const;
   SavedSearch saved_search() const;
   Split improved(const SavedSearch& search, Split split) const;
   Split with_joined_partials(Split split);
@@ -272,9 +273,7 @@ Split Compiler::choose() {
     bytes[static_cast<std::size_t>(v)] =
         rows * static_cast<double>(type.cols) * static_cast<double>(size_of(dtype));
   }
-  std::set<NodeId> tiles;
-  for (const NodeId v : min_cut(graph_, phases_, stored, bytes))
-    if (is_tile(graph_.node(v))) tiles.insert(v);
+  const std::set<NodeId> tiles = forward_tiles(min_cut(graph_, phases_, stored, bytes));
 
   const SavedSearch search = saved_search();
   split = search.evaluate(tiles);
@@ -282,6 +281,26 @@ Split Compiler::choose() {
   if (!options_.fuse) return split;
   if (options_.search) split = improved(search, std::move(split));
   return with_joined_partials(std::move(split));
+}
+
+/// The cut may pass through values that only backward asks for, such as softmax(z) for z. Rounded
+/// to 16 bits those lose what backward subtracts from them, so what they are made of is kept.
+std::set<NodeId> Compiler::forward_tiles(const std::vector<NodeId>& cut) const {
+  const std::vector<bool> in_forward = mask_of(graph_, needed_by(graph_, values_));
+  std::set<NodeId> tiles, seen;
+  std::vector<NodeId> stack(cut.rbegin(), cut.rend());
+  while (!stack.empty()) {
+    const NodeId v = stack.back();
+    stack.pop_back();
+    if (!seen.insert(v).second || !is_tile(graph_.node(v))) continue;
+    if (graph_.node(v).op == Op::input) continue;
+    // A result of an opaque node comes with the others, even if only backward reads it.
+    if (in_forward[static_cast<std::size_t>(v)] || graph_.node(v).op == Op::proj)
+      tiles.insert(v);
+    else
+      for (const NodeId u : graph_.node(v).in) stack.push_back(u);
+  }
+  return tiles;
 }
 
 SavedSearch Compiler::saved_search() const {

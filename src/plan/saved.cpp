@@ -62,7 +62,8 @@ bool SavedSearch::complete(const std::set<NodeId>& tiles, bool keep_products, Sp
         split.saved.push_back(v);
         continue;
       }
-      if (is_reduction(node.op) || (node.op == Op::proj && in_forward_[i])) {
+      if (is_reduction(node.op) ||
+          (node.op == Op::proj && in_forward_[static_cast<std::size_t>(node.in[0])])) {
         split.saved.push_back(v);
         continue;
       }
