@@ -11,6 +11,7 @@
 #include "train/init.h"
 #include "train/llama_model.h"
 #include "train/loop.h"
+#include "train/memory.h"
 #include "train/run_folder.h"
 
 namespace coda {
@@ -163,10 +164,10 @@ int TrainCommand::run() {
   const bool from_model = !options.model.empty();
   const std::filesystem::path source = resuming ? out : options.model;
   const bool load = resuming || from_model;
-  const Tokenizer tokenizer = load ? Tokenizer::load(source)
-                              : options.tokenizer == "bytes"
-                                  ? Tokenizer::bytes()
-                                  : Tokenizer::train(texts, options.vocab);
+  // Bytes fit any model with enough ids, also one whose own tokenizer coda cannot read.
+  const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes()
+                              : load                       ? Tokenizer::load(source)
+                                                           : Tokenizer::train(texts, options.vocab);
   if (!load && !tokenizer.is_bytes() && tokenizer.vocab_size() < options.vocab) {
     output.note("The text gives {} pieces, fewer than --vocab {}.\n", tokenizer.vocab_size(),
                 options.vocab);
@@ -189,6 +190,7 @@ int TrainCommand::run() {
   }
   options.data_hash = hash;
 
+  check_memory("train", parameter_count(config), 16);  // value, gradient, two moments
   const auto model = make_llama_model(config, *backend, config.dtype, options.batch * options.seq);
   AdamW optimizer(model->parameters(), {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, config.dtype);
@@ -201,6 +203,7 @@ int TrainCommand::run() {
     initialize(*model, options.seed);
   }
   if (!resuming) create_run(out, config, tokenizer, options);
+  if (done == 0) checkpoint.cut_metrics(0);  // of a run that ended before its first checkpoint
 
   output.note(
       "{} weights, vocabulary {}; {} training and {} held-out tokens; {} of {} steps done\n",

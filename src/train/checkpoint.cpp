@@ -72,25 +72,6 @@ void read_into(const SafetensorsFile& file, const std::string& name, const Param
   read_f32(tensor, out, file.path().string());
 }
 
-/// Keeps the lines up to `step`, drops the rest (and a last line that a crash cut short).
-void truncate_metrics(const fs::path& path, std::int64_t step) {
-  if (!fs::exists(path)) return;
-  const std::string text = read_file(path);
-  std::string kept;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = text.find('\n', at);
-    if (end == std::string::npos) break;
-    const std::string line = text.substr(at, end + 1 - at);
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
-        json["step"].get<std::int64_t>() <= step) {
-      kept += line;
-    }
-    at = end + 1;
-  }
-  replace_file(path, kept);
-}
-
 }  // namespace
 
 Checkpoint::Checkpoint(fs::path folder, DType dtype) : folder_(std::move(folder)), dtype_(dtype) {}
@@ -144,8 +125,27 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
     read_into(state, "second_moment." + p.name, p, optimizer.second_moment(i));
   }
   model.values_changed();
-  truncate_metrics(folder_ / "metrics.jsonl", step);
+  cut_metrics(step);
   return step;
+}
+
+void Checkpoint::cut_metrics(std::int64_t step) const {
+  const fs::path path = folder_ / "metrics.jsonl";
+  if (!fs::exists(path)) return;
+  const std::string text = read_file(path);
+  std::string kept;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    if (end == std::string::npos) break;  // a crash cut the last line short
+    const std::string line = text.substr(at, end + 1 - at);
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+        json["step"].get<std::int64_t>() <= step) {
+      kept += line;
+    }
+    at = end + 1;
+  }
+  replace_file(path, kept);
 }
 
 void Checkpoint::log(std::string_view line) const {
@@ -165,14 +165,14 @@ void load_weights(Model& model, const fs::path& folder) {
     const ModelFolder::Entry entry = files.find(p.name);
     if (entry.tensor == nullptr) {
       throw_error<UsageError>("{}: expected a tensor \"{}\" of shape [{}], got none of that name.",
-                              folder.string(), p.name, fmt::join(p.shape, ", "));
+                              files.source().string(), p.name, fmt::join(p.shape, ", "));
     }
     read_into(*entry.file, p.name, p, p.value);
     unknown.erase(p.name);
   }
   if (!unknown.empty()) {
     throw_error<UsageError>(
-        "{}: expected only a LLaMA's tensors, got also \"{}\"{}.", folder.string(),
+        "{}: expected only a LLaMA's tensors, got also \"{}\"{}.", files.source().string(),
         *unknown.begin(),
         unknown.size() > 1 ? fmt::format(" and {} more", unknown.size() - 1) : "");
   }

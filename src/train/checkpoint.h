@@ -30,6 +30,9 @@ class Checkpoint {
   /// Throws UsageError if files are missing, broken, or of another model.
   std::int64_t load(Model& model, AdamW& optimizer) const;
 
+  /// Cuts metrics.jsonl to the lines up to that step; load does so itself.
+  void cut_metrics(std::int64_t step) const;
+
   /// Adds a line to metrics.jsonl. Throws BackendError.
   void log(std::string_view line) const;
 

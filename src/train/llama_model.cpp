@@ -1,6 +1,7 @@
 #include "train/llama_model.h"
 
 #include "nn/models/llama.h"
+#include "train/memory.h"
 
 namespace coda {
 namespace {
@@ -54,6 +55,7 @@ class TrainedLlama : public Model {
 
 std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
                                         std::int64_t max_tokens) {
+  check_memory("model", parameter_count(config), 8);  // a value and a gradient
   return std::make_unique<TrainedLlama>(config, backend, dtype, max_tokens);
 }
 

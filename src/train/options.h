@@ -34,7 +34,7 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   std::int64_t eval_every = 100;
   std::int64_t save_every = 200;
-  std::int64_t eval_tokens = 65536;  ///< at most so many held-out tokens are evaluated
+  std::int64_t eval_tokens = 32768;  ///< at most so many held-out tokens are evaluated
   std::string data_hash;  ///< of the token stream: a run resumes on the data it began with
 };
 

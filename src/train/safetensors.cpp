@@ -303,10 +303,11 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Stored
   replace_file(path, image.chunks);
 }
 
-ModelFolder::ModelFolder(const std::filesystem::path& folder) : path_(folder) {
+ModelFolder::ModelFolder(const std::filesystem::path& folder) {
   const std::filesystem::path single = folder / "model.safetensors";
   const std::filesystem::path index_path = folder / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) {
+    source_ = single;
     files_.emplace_back(single);
     for (const StoredTensor& tensor : files_[0].tensors()) {
       entries_[tensor.name] = {&files_[0], &tensor};
@@ -319,6 +320,7 @@ ModelFolder::ModelFolder(const std::filesystem::path& folder) : path_(folder) {
         "Hugging Face model folder.",
         folder.string());
   }
+  source_ = index_path;
   const std::string where = index_path.string();
   const json index = parse_json_object(read_file(index_path), where);
   if (!index.contains("weight_map") || !index["weight_map"].is_object()) {
@@ -352,11 +354,6 @@ std::vector<std::string> ModelFolder::names() const {
   std::vector<std::string> result;
   for (const auto& [name, entry] : entries_) result.push_back(name);
   return result;
-}
-
-const std::map<std::string, std::string>& ModelFolder::metadata() const {
-  static const std::map<std::string, std::string> kNone;
-  return files_.empty() ? kNone : files_[0].metadata();
 }
 
 }  // namespace coda

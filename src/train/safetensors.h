@@ -89,12 +89,11 @@ class ModelFolder {
   /// nullptr members if absent.
   Entry find(std::string_view name) const;
   std::vector<std::string> names() const;
-  const std::filesystem::path& path() const { return path_; }
-  /// "__metadata__" of the first file.
-  const std::map<std::string, std::string>& metadata() const;
+  /// model.safetensors or the index, for messages.
+  const std::filesystem::path& source() const { return source_; }
 
  private:
-  std::filesystem::path path_;
+  std::filesystem::path source_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, Entry, std::less<>> entries_;
 };

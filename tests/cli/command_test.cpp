@@ -191,6 +191,42 @@ TEST(Command, ATrainedModelIsEvaluatedAndContinuesText) {
   EXPECT_EQ(plain.err, "");
 }
 
+TEST(Command, ACrashLosesNothingButTheStepsSinceTheCheckpoint) {
+  // Killed without warning after the checkpoint of step 2, and before the first one.
+  for (const std::string save : {"2", "0"}) {
+    const TemporaryFolder folder;
+    folder.write("text.txt", some_text());
+    const std::string options = "--steps 40 --eval-every 5 --save-every " + save;
+    ASSERT_EQ(shell(folder, kSmall + options + " --out a").code, 0);
+    const Result killed =
+        shell(folder, "(" + kSmall + options +
+                          " --out b & pid=$!; for i in $(seq 600); do test \"$(wc -l < "
+                          "b/metrics.jsonl)\" -gt 3 && break; sleep 0.01; done; kill -KILL $pid; "
+                          "wait $pid); coda train --resume b");
+    ASSERT_EQ(killed.code, 0) << killed.err;
+    EXPECT_EQ(state_of(folder.path() / "a"), state_of(folder.path() / "b"));
+  }
+}
+
+TEST(Command, TrainingGoesOnFromAnotherModel) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  const Result trained =
+      shell(folder, "coda train --json --data text.txt --tokenizer bytes --model " + kGolden +
+                        "llama-gqa --seq 32 --steps 4 --out run");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_LT(trained.lines()[3]["loss"], trained.lines()[0]["loss"]);
+  const Result small = shell(folder, "coda train --data text.txt --tokenizer bytes --model " +
+                                         kGolden + "llama-mha-odd --seq 32 --out other");
+  EXPECT_EQ(small.code, 2);
+  EXPECT_THAT(small.err, HasSubstr("vocab_size = 97"));
+  const Result huge = shell(folder,
+                            "coda train --data text.txt --tokenizer bytes --d-model 131072 "
+                            "--heads 8 --out huge");
+  EXPECT_EQ(huge.code, 2);
+  EXPECT_THAT(huge.err, HasSubstr("GB of memory"));
+}
+
 TEST(Command, RunsProtectWhatTheyNeed) {
   const TemporaryFolder folder;
   folder.write("text.txt", some_text());
