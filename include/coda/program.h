@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coda/op.h"
@@ -89,6 +90,10 @@ void verify(const Program& program);
 
 /// The canonical text (STYLE.md section 3); equal programs print equally.
 std::string to_string(const Program& program);
+
+/// The program of a text that to_string could have written: it prints equally, and is verified.
+/// Spaces and line breaks are free. Throws ProgramError that names the line.
+Program parse_program(std::string_view text);
 
 /// The same program with N = n everywhere, and halves of the whole width turned into cols.
 Program instantiate(const Program& program, std::int64_t n);

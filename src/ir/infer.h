@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "coda/program.h"
 
@@ -23,6 +24,8 @@ bool is_whole(Dim dim);
 /// "M", "N", "2N", "N/2", "96"; and "[M, N/2]", "[M]", "[N]", "[]".
 std::string to_string(Dim dim);
 std::string shape_text(const Program& program, Kind kind, Dim cols);
+/// "Tile", "ColVec", "RowVec", "Scalar", ...
+std::string_view type_name(Kind kind);
 /// "Tile [M, N]", "ColVec [M]", "partial [M]": how errors name a value's type.
 std::string type_text(const Program& program, const ValueType& type);
 

@@ -302,5 +302,73 @@ TEST(ProgramErrors, OutputOfAnotherWidth) {
       {"store_tile(y, %y): operand y: ", "16 columns (those of %y)", "8", "columns of what is"});
 }
 
+// --- programs as text ---
+
+void misread(const std::string& body, const Message& message) {
+  const std::string text = "program p(%acc: [M, N], r: f32[M])\n    -> (y: f32[M, N]) {\n" + body;
+  expect_error<ProgramError>([&] { parse_program(text); }, message);
+}
+
+TEST(TextErrors, UnknownOp) {
+  misread("  %y = softmax %acc : [M, N]\n",
+          {"program text: line 3: ", "an op", "\"softmax %acc : [M, N]\"", "docs/ops.md"});
+}
+
+TEST(TextErrors, ValueUsedBeforeItsLine) {
+  misread(
+      "  %y = mul %acc, %r : [M, N]\n  %r = load_col r : [M]\n",
+      {"program text: line 3: ", "a value defined above", "\"r : [M, N]\"", "operands come first"});
+}
+
+TEST(TextErrors, ValueDefinedTwice) {
+  misread("  %r = load_col r : [M]\n  %r = exp %acc : [M, N]\n",
+          {"program text: line 4: ", "a new name", "\"r = exp %acc : [M, N]\"", "defined once"});
+}
+
+TEST(TextErrors, WrongShape) {
+  misread("  %r = load_col r : [M]\n  %y = mul %acc, %r : [M]\n  store_tile y, %y\n}\n",
+          {"program p: mul(%acc, %r): ", "Tile [M, N] (what mul makes)", "another shape",
+           "the op's rule"});
+}
+
+TEST(TextErrors, OperandThatIsNotInTheHeader) {
+  misread("  %s = load_col s : [M]\n",
+          {"program p: ", "an operand of the header", "\"s\"", "Declare it"});
+}
+
+TEST(TextErrors, TextThatEnds) {
+  misread("  %r = load_col r : [M]\n",
+          {"program text: line 4: ", "a name", "\"\"", "Names are letters"});
+}
+
+TEST(TextErrors, TextAfterTheEnd) {
+  misread("  %r = load_col r : [M]\n  %y = mul %acc, %r : [M, N]\n  store_tile y, %y\n}\nmore",
+          {"program text: line 7: ", "the end of the text", "\"more\"", "one program"});
+}
+
+TEST(TextErrors, NoHeader) {
+  expect_error<ProgramError>([] { parse_program("%y = exp %x : [M]"); },
+                             {"program text: line 1: ", "\"program\", \"row program\"",
+                              "\"%y = exp %x : [M]\"", "Start with the header"});
+}
+
+TEST(TextErrors, UnknownType) {
+  expect_error<ProgramError>(
+      [] { parse_program("row program p(x: f8[M, 4]) -> (y: f32[M, 4]) {}"); },
+      {"program text: line 1: ", "a memory type", "\"[M, 4]) -> (y: f32[M, 4]) {}\"", "Use f32"});
+}
+
+TEST(TextErrors, NothingAtAll) {
+  expect_error<ProgramError>([] { parse_program(""); },
+                             {"program text: line 1: ", "\"program\"", "\"\"", "header"});
+}
+
+TEST(TextErrors, EveryTruncatedTextIsAnErrorAndNotACrash) {
+  const std::string text = to_string(good());
+  for (std::size_t length = 0; length + 2 < text.size(); ++length) {
+    EXPECT_THROW(parse_program(text.substr(0, length)), UsageError) << length;
+  }
+}
+
 }  // namespace
 }  // namespace coda

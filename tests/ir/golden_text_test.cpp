@@ -1,10 +1,16 @@
-// The printed form of programs, pinned.
+// The printed form of programs, pinned, and read back.
 #include <gtest/gtest.h>
 
 #include "coda/program_builder.h"
 
 namespace coda {
 namespace {
+
+/// The program prints so, and the text means a program that prints so.
+void expect_text(const Program& program, const std::string& text) {
+  EXPECT_EQ(to_string(program), text);
+  EXPECT_EQ(to_string(parse_program(text)), text);
+}
 
 Program swiglu_forward(DType out) {
   ProgramBuilder b("swiglu_forward");
@@ -18,8 +24,8 @@ Program swiglu_forward(DType out) {
 }
 
 TEST(GoldenText, SwigluForward) {
-  EXPECT_EQ(to_string(swiglu_forward(DType::bf16)),
-            R"(program swiglu_forward(%acc: [M, N], rstd: f32[M])
+  expect_text(swiglu_forward(DType::bf16),
+              R"(program swiglu_forward(%acc: [M, N], rstd: f32[M])
     -> (preact: bf16[M, N], hidden: bf16[M, N/2]) {
   %rstd   = load_col rstd      : [M]
   %preact = mul %acc, %rstd    : [M, N]
@@ -57,8 +63,8 @@ TEST(GoldenText, ResidualWithSumOfSquares) {
   Tile stored = cast(x, DType::bf16);
   b.store_tile("x1", stored, DType::bf16);
   b.store_partial("sumsq", row_sum(stored * stored));
-  EXPECT_EQ(to_string(b.build()),
-            R"(program residual_rms_forward(%acc: [M, N], x0: bf16[M, N])
+  expect_text(b.build(),
+              R"(program residual_rms_forward(%acc: [M, N], x0: bf16[M, N])
     -> (x1: bf16[M, N], sumsq: partial f32[M]) {
   %x0    = load_tile x0       : [M, N]
   %0     = add %acc, %x0      : [M, N]
@@ -81,8 +87,8 @@ TEST(GoldenText, MergedBlocksRotationAndFinishedLoads) {
   b.store_tile("q", rotate(cols(acc, 0, 64) * r, pos, freq, Pairs::halves()), DType::bf16);
   b.store_tile("k", rotate(cols(acc, 64, 96) * r, pos, freq, Pairs::halves()), DType::bf16);
   b.store_tile("v", cols(acc, 96, 128) * r, DType::bf16);
-  EXPECT_EQ(
-      to_string(b.build()),
+  expect_text(
+      b.build(),
       R"(program qkv_forward(%acc: [M, 128] = nt xw, [w_q; w_k; w_v], xw: bf16[M, 64], w_q: bf16[64, 64], w_k: bf16[32, 64], w_v: bf16[32, 64], ss: partial f32[M], pos: i32[M], freq: f32[32])
     -> (q: bf16[M, 64], k: bf16[M, 32], v: bf16[M, 32]) {
   %0    = cols 0:64 %acc     : [M, 64]
@@ -115,8 +121,8 @@ TEST(GoldenText, CrossEntropyForward) {
   b.store_partial("lse", online_lse(logits));
   b.store_partial("picked", pick_col(logits, target, -1));
   b.store_partial("d_scale", col_sum(b.acc()));
-  EXPECT_EQ(to_string(b.build()),
-            R"(program cross_entropy_forward(%acc: [M, N], scale: f32[N], target: i64[M])
+  expect_text(b.build(),
+              R"(program cross_entropy_forward(%acc: [M, N], scale: f32[N], target: i64[M])
     -> (lse: partial f32[M], picked: partial f32[M], d_scale: partial f32[N]) {
   %scale   = load_row scale     : [N]
   %0       = mul %acc, %scale   : [M, N]
@@ -137,7 +143,7 @@ TEST(GoldenText, RowAndVectorPrograms) {
   ColVec r = rsqrt(whole_row_sum(x * x) * (1.0 / 96));
   b.store_tile("y", x * r * b.load_row("w", DType::f32, Dim::number(96)), DType::bf16);
   b.store_vector("r", r);
-  EXPECT_EQ(to_string(b.build()), R"(row program norm(x: f32[M, 96], w: f32[96])
+  expect_text(b.build(), R"(row program norm(x: f32[M, 96], w: f32[96])
     -> (y: bf16[M, 96], r: f32[M]) {
   %x = load_tile x        : [M, 96]
   %0 = mul %x, %x         : [M, 96]
@@ -154,7 +160,7 @@ TEST(GoldenText, RowAndVectorPrograms) {
 )");
   ProgramBuilder v("finish", Form::vectors);
   v.store_vector("d_w", v.load_row(finish_sum("parts"), Dim::number(96)) * 0.5);
-  EXPECT_EQ(to_string(v.build()), R"(vector program finish(parts: partial f32[96])
+  expect_text(v.build(), R"(vector program finish(parts: partial f32[96])
     -> (d_w: f32[96]) {
   %parts = load_row finish_sum parts           : [96]
   %0     = constant 0.5       : []
@@ -178,8 +184,8 @@ TEST(Instantiate, HalvesOfTheWholeWidthBecomeColumnBlocks) {
   auto [gate, up] = split(preact, Pairs::halves());
   b.store_tile("preact", preact, DType::f32);
   b.store_tile("hidden", silu(gate) * up, DType::f32);
-  EXPECT_EQ(to_string(instantiate(b.build(), 96)),
-            R"(program swiglu_forward(%acc: [M, 96], bias: f32[96])
+  expect_text(instantiate(b.build(), 96),
+              R"(program swiglu_forward(%acc: [M, 96], bias: f32[96])
     -> (preact.0: f32[M, 48], preact.48: f32[M, 48], hidden: f32[M, 48]) {
   %acc.0     = cols 0:48 %acc     : [M, 48]
   %bias      = load_row bias      : [96]
@@ -202,7 +208,7 @@ TEST(Instantiate, HalvesInARowProgramBecomeCols) {
   ProgramBuilder b("split", Form::rows);
   auto [first, second] = split(b.load_tile("x", DType::f32), Pairs::halves());
   b.store_tile("y", join(second, first, Pairs::halves()), DType::f32);
-  EXPECT_EQ(to_string(instantiate(b.build(), 10)), R"(row program split(x: f32[M, 10])
+  expect_text(instantiate(b.build(), 10), R"(row program split(x: f32[M, 10])
     -> (y: f32[M, 10]) {
   %x = load_tile x        : [M, 10]
   %0 = cols 5:10 %x       : [M, 5]
@@ -211,6 +217,34 @@ TEST(Instantiate, HalvesInARowProgramBecomeCols) {
   store_tile y, %y
 }
 )");
+}
+
+TEST(Parse, SpacesAndLineBreaksAreFree) {
+  const std::string text =
+      "program p(%acc:[M,N],r:f32[M])->(y:f32[M,N]){%r=load_col r:[M] %y=mul %acc,%r:[M,N] "
+      "store_tile y,%y}";
+  EXPECT_EQ(to_string(parse_program(text)), R"(program p(%acc: [M, N], r: f32[M])
+    -> (y: f32[M, N]) {
+  %r   = load_col r         : [M]
+  %y   = mul %acc, %r       : [M, N]
+  store_tile y, %y
+}
+)");
+}
+
+TEST(Parse, GivesTheProgramItself) {
+  const Program program = swiglu_forward(DType::bf16);
+  const Program read = parse_program(to_string(program));
+  ASSERT_EQ(read.values.size(), program.values.size());
+  for (std::size_t i = 0; i < read.values.size(); ++i) {
+    EXPECT_EQ(read.values[i].op, program.values[i].op);
+    EXPECT_EQ(read.values[i].args, program.values[i].args);
+    EXPECT_EQ(read.values[i].attrs, program.values[i].attrs);
+    EXPECT_EQ(read.values[i].operand, program.values[i].operand);
+    EXPECT_EQ(read.values[i].name, program.values[i].name);
+  }
+  ASSERT_EQ(read.operands.size(), program.operands.size());
+  EXPECT_EQ(read.operands[1].dtype, DType::bf16);
 }
 
 }  // namespace

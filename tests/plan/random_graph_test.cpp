@@ -215,6 +215,25 @@ TEST(RandomGraph, EachGradientAloneEachLeftOutAndNone) {
   }
 }
 
+TEST(RandomGraph, EveryProgramIsReadBackFromItsText) {
+  const Seeds range = seeds(60);
+  for (std::uint64_t seed = range.first; seed < range.last; ++seed) {
+    Built built;
+    random_graph::build(seed, built);
+    built.request.wrt = random_graph::parameters(built.graph);
+    const std::shared_ptr<const Plan> plan = compile(built.graph, built.request, {});
+    for (const auto* steps : {&plan->forward, &plan->backward}) {
+      for (const Step& step : *steps) {
+        if (!step.program) continue;
+        const std::string text = to_string(*step.program);
+        std::string again;
+        EXPECT_NO_THROW(again = to_string(parse_program(text))) << text;
+        EXPECT_EQ(again, text);
+      }
+    }
+  }
+}
+
 TEST(RandomGraph, GradientsMatchFiniteDifferences) {
   const Seeds range = seeds(60);
   for (std::uint64_t seed = range.first; seed < range.last; ++seed) {
