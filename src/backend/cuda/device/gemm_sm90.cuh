@@ -1,0 +1,348 @@
+// The mainloop for Hopper: C tile = A[tile rows, :] . B[tile columns, :]^T, fp32 accumulators, handed
+// to an Epilogue while still in registers. Persistent and warp-specialised: one warpgroup feeds a
+// ring of shared-memory stages by TMA, two consume it by wgmma.
+//   cooperative  both consumer warpgroups work on one tile, each on its rows.
+//   ping-pong    they take alternate tiles: one multiplies while the other runs its epilogue.
+// The prelude (gemm_source.cpp) defines the constants and types used here; docs/cuda.md explains the
+// whole. Measured numbers behind the choices: docs/performance-log.md.
+#pragma once
+
+namespace coda_device {
+
+// ---- Loading operands
+
+/// One operand tile of kRows rows (of M or N) and kTileK columns (of K) into shared memory, in the
+/// layout that wgmma reads with 128-byte swizzle. K-major: boxes of 64 columns of K, all rows.
+/// M/N-major: boxes of 64 rows (contiguous in memory) by 64 columns of K, one after the other.
+/// If kShared, this CTA loads its half and multicasts it to the pair.
+template <Major kMajor, int kRows, bool kShared>
+CODA_DEVICE void load_operand(const TensorMap* map, u32 barrier, u32 destination, int row, int k,
+                              int rank) {
+  constexpr int kSlice = kShared ? kRows / kClusterSize : kRows;
+  constexpr u16 kEveryone = (1 << kClusterSize) - 1;
+  static_assert(!kShared || kSlice % 64 == 0, "a multicast slice is whole boxes");
+  const int first = kShared ? rank * kSlice : 0;
+  if constexpr (kMajor == Major::k) {
+    if constexpr (kShared) {
+      tma_load_2d_multicast(map, barrier, destination + first * 128, k, row + first, kEveryone);
+    } else {
+      tma_load_2d(map, barrier, destination, k, row);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSlice; i += 64) {
+      const u32 box = destination + (first + i) * 128;
+      if constexpr (kShared) {
+        tma_load_2d_multicast(map, barrier, box, row + first + i, k, kEveryone);
+      } else {
+        tma_load_2d(map, barrier, box, row + i, k);
+      }
+    }
+  }
+}
+
+/// The producer: one thread, fills the ring for all segments of this worker.
+CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& epilogue,
+                         const Schedule& schedule, const Shared& shared, int worker, int rank) {
+  Work work(schedule, worker);
+  Segment segment;
+  RingPosition ring;
+  ring.parity = 1;   // the first lap finds every stage empty
+  while (work.next(segment)) {
+    const Tile tile = decode_tile(schedule, segment.tile, rank);
+    int block = tile.b_block;
+    for (int kb = segment.k_begin; kb < segment.k_end; ++kb) {
+      int k_in_block = kb * kTileK;
+      if constexpr (kBlocksK > 1) {
+        block = block_of<kBlocksK>(schedule.axis_k, kb);
+        k_in_block = (kb - schedule.axis_k.first[block]) * kTileK;
+      }
+      const u32 full = shared.full(ring.stage);
+      mbarrier_wait(shared.empty(ring.stage), ring.parity);
+      mbarrier_arrive_expect(full, kStageBytes);
+      load_operand<kMajorA, kTileM, (kClusterN > 1)>(&operands.a, full, shared.a(ring.stage),
+                                                     tile.a_row, kb * kTileK, rank);
+      load_operand<kMajorB, kTileN, (kClusterM > 1)>(&operands.b[block], full, shared.b(ring.stage),
+                                                     tile.b_row, k_in_block, rank);
+      ring.advance();
+    }
+    if constexpr (Epilogue::kRingLoads > 0) {
+      if (segment.k_begin == 0) {
+        for (int load = 0; load < Epilogue::kRingLoads; ++load) {
+          mbarrier_wait(shared.empty(ring.stage), ring.parity);
+          Epilogue::load(epilogue, tile, load, shared.full(ring.stage), shared.a(ring.stage));
+          ring.advance();
+        }
+      }
+    }
+  }
+}
+
+// ---- Multiplying
+
+/// wgmma's view of an operand tile at a shared-memory address: 128-byte swizzle; 1024 bytes from
+/// one group of eight 128-byte rows to the next; for M/N-major, 8192 bytes to the next 64 of M or N.
+/// Only the low 18 bits of the address count: in a cluster the upper ones hold the CTA's rank.
+template <Major kMajor>
+CODA_DEVICE u64 describe(u32 address) {
+  constexpr u64 kLeading = kMajor == Major::k ? 1 : 8192 >> 4;
+  constexpr u64 kStride = 1024 >> 4;
+  constexpr u64 kSwizzle128 = 1;
+  return ((address & 0x3ffff) >> 4) | kLeading << 16 | kStride << 32 | kSwizzle128 << 62;
+}
+/// Descriptor units (16 bytes) from one k16 slice to the next.
+template <Major kMajor>
+constexpr u64 kSliceStep = (kMajor == Major::k ? 32 : 2048) >> 4;
+
+CODA_DEVICE void pin(Accumulators& acc) {
+#pragma unroll
+  for (int i = 0; i < kWgBlocks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 2; ++j) pin_register(acc[i][j]);
+  }
+}
+
+/// Issues the wgmmas of one ring stage. `fresh`: the first of a tile, overwrite the accumulators.
+CODA_DEVICE void multiply_stage(Accumulators& acc, u32 a, u32 b, bool fresh) {
+  const u64 a_tile = describe<kMajorA>(a);
+  const u64 b_tile = describe<kMajorB>(b);
+#pragma unroll
+  for (int slice = 0; slice < kTileK / 16; ++slice) {
+#pragma unroll
+    for (int i = 0; i < kWgBlocks; ++i) {
+      wgmma_multiply(acc[i], a_tile + slice * kSliceStep<kMajorA> + i * (8192 >> 4),
+                     b_tile + slice * kSliceStep<kMajorB>, slice > 0 || !fresh);
+    }
+  }
+}
+
+// ---- Split tiles: workers hand their accumulators to the tile's owner through memory
+
+constexpr int kPartialFloats = kWgBlocks * kTileN / 2 * 128;   // of one warpgroup
+
+CODA_DEVICE int handover_slot(int worker, int rank, int group) {
+  return (worker * kClusterSize + rank) * kConsumers + group;
+}
+
+CODA_DEVICE void hand_over(const Schedule& s, Accumulators& acc, int slot, int group, int thread) {
+  float* to = s.partials + static_cast<long long>(slot) * kPartialFloats + thread * 4;
+#pragma unroll
+  for (int i = 0; i < kWgBlocks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+      store_global_v4(to + (i * (kTileN / 8) + j) * 512, acc[i][4 * j], acc[i][4 * j + 1],
+                      acc[i][4 * j + 2], acc[i][4 * j + 3]);
+    }
+  }
+  __threadfence();
+  named_barrier_sync(kGroupBarrier + group, 128);
+  if (thread == 0) store_release(&s.flags[slot], 1);
+}
+
+/// Adds what a helper handed over, and makes its slot ready for the next launch.
+CODA_DEVICE void take_over(const Schedule& s, Accumulators& acc, int slot, int group, int thread) {
+  while (load_acquire(&s.flags[slot]) == 0) {
+  }
+  const float* from = s.partials + static_cast<long long>(slot) * kPartialFloats + thread * 4;
+#pragma unroll
+  for (int i = 0; i < kWgBlocks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+      float v0, v1, v2, v3;
+      load_global_v4(from + (i * (kTileN / 8) + j) * 512, v0, v1, v2, v3);
+      acc[i][4 * j] += v0;
+      acc[i][4 * j + 1] += v1;
+      acc[i][4 * j + 2] += v2;
+      acc[i][4 * j + 3] += v3;
+    }
+  }
+  named_barrier_sync(kGroupBarrier + group, 128);   // every thread has read the flag
+  if (thread == 0) store_release(&s.flags[slot], 0);
+}
+
+// ---- A consumer warpgroup
+
+/// Stages of the ring that the producer fills for a segment. Whoever starts a tile finishes it, so
+/// the tile operands come with the segment that begins at k-block 0.
+CODA_DEVICE int loads_of(const Segment& segment) {
+  return segment.k_begin == 0 ? Epilogue::kRingLoads : 0;
+}
+CODA_DEVICE int stages_of(const Segment& segment) {
+  return segment.k_end - segment.k_begin + loads_of(segment);
+}
+/// Waits until the tile operands that follow a segment's k-blocks have landed (without using them).
+CODA_DEVICE void await_loads(const Shared& shared, const Segment& segment, RingPosition ring) {
+  if constexpr (Epilogue::kRingLoads > 0) {
+    for (int load = 0; load < loads_of(segment); ++load) {
+      mbarrier_wait(shared.full(ring.stage), ring.parity);
+      ring.advance();
+    }
+  }
+}
+
+/// The k-blocks of a segment. One group of wgmmas stays in flight: issue block k, then wait for
+/// k - 1 and release its stage. Returns the stage of the last block, still being multiplied.
+template <bool kOverlap>
+CODA_DEVICE int multiply_segment(Accumulators& acc, const Shared& shared, RingPosition& ring,
+                                 const Segment& segment, Epilogue& epilogue, int group_row,
+                                 int lane) {
+  int previous = 0;
+  for (int kb = segment.k_begin; kb < segment.k_end; ++kb) {
+    mbarrier_wait(shared.full(ring.stage), ring.parity);
+    wgmma_fence();
+    multiply_stage(acc, shared.a(ring.stage) + group_row * 128, shared.b(ring.stage),
+                   kb == segment.k_begin);
+    wgmma_commit();
+    if constexpr (kOverlap) epilogue.overlap();
+    if (kb > segment.k_begin) {
+      wgmma_wait<1>();
+      release_stage(shared, previous, lane);
+    }
+    previous = ring.stage;
+    ring.advance();
+  }
+  return previous;
+}
+
+CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
+                         const Shared& shared, int worker, int rank, int group, int thread) {
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int group_row = kPingPong ? 0 : group * kWgRows;   // rows of the tile this group holds
+  Epilogue epilogue(params, schedule, shared.staging(group * 4 + warp), group_row + warp * 16, lane);
+  Work work(schedule, worker);
+  RingPosition ring;
+  Accumulators acc;
+  Segment segment;
+
+  // Step 1: this worker's share of split tiles. What it does not own it hands over; a worker owns at
+  // most one, its last, so nothing is deferred yet.
+  if constexpr (kSplitTail) {
+    while (work.next_split(segment)) {
+      const int last = multiply_segment<false>(acc, shared, ring, segment, epilogue, group_row, lane);
+      wgmma_wait<0>();
+      pin(acc);
+      release_stage(shared, last, lane);
+      if (segment.k_begin > 0) {
+        hand_over(schedule, acc, handover_slot(worker, rank, group), group, thread);
+      } else {
+        for (int helper = worker + 1; helper <= segment.last_helper; ++helper) {
+          take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
+        }
+        epilogue.finish(acc, decode_tile(schedule, segment.tile, rank), shared, ring);
+      }
+    }
+  }
+
+  // Step 2: the first whole tile. In ping-pong, tile i of a worker belongs to warpgroup i % 2.
+  Segment next;
+  bool more = work.next_whole(segment);
+  int turn = 0;
+  if constexpr (kPingPong) {
+    if (group == 1) {
+      if (more) ring.skip(stages_of(segment));
+      more = more && work.next_whole(segment);
+      turn = 1;
+    }
+  }
+  Tile tile = decode_tile(schedule, more ? segment.tile : 0, rank);
+
+  while (more) {
+    // Step 3 (ping-pong): wait until the other warpgroup has seen all stages of its tile. Ours come
+    // next in the ring, and a stage's parity alone cannot tell this lap from the one before.
+    if constexpr (kPingPong) {
+      if (turn > 0) named_barrier_sync(kOrderBarrier + (turn & 1), 256);
+    }
+
+    // Step 4: multiply, while what is left of the tile before leaves.
+    const int last = multiply_segment<true>(acc, shared, ring, segment, epilogue, group_row, lane);
+
+    // Step 5: find out what comes next while the last block is still multiplied.
+    bool more_after = work.next_whole(next);
+    int others_stages = 0;
+    if constexpr (kPingPong) {
+      if (more_after) {
+        await_loads(shared, segment, ring);
+        named_barrier_arrive(kOrderBarrier + ((turn + 1) & 1), 256);
+        others_stages = stages_of(next);
+        more_after = work.next_whole(next);
+      }
+      turn += 2;
+    }
+    const Tile next_tile = decode_tile(schedule, more_after ? next.tile : 0, rank);
+    wgmma_wait<0>();
+    pin(acc);
+    release_stage(shared, last, lane);
+
+    // Step 6: the epilogue. With few k-blocks some of the tile before may still be held.
+    epilogue.flush();
+    epilogue.finish(acc, tile, shared, ring);
+    if constexpr (kPingPong) ring.skip(others_stages);
+    segment = next;
+    tile = next_tile;
+    more = more_after;
+  }
+  epilogue.drain();
+}
+
+// ---- The kernel
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    coda_gemm(const __grid_constant__ OperandParams operands,
+              const __grid_constant__ EpilogueParams epilogue,
+              const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const Shared shared{shared_address(memory)};
+  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);   // uniform: 0 produces
+  const int rank = cluster_rank();
+
+  // Step 1: one thread prepares the barriers and claims this cluster's worker id for all its CTAs.
+  // A CTA's memory may be written from outside only once it runs, hence the first cluster barrier.
+  if constexpr (kClusterSize > 1) cluster_arrive();
+  int claimed = 0;
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&operands.a);
+    prefetch_tensor_map(&operands.b[0]);
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(shared.full(stage), 1);
+      mbarrier_init(shared.empty(stage), kReleases);
+    }
+    mbarrier_init_fence();
+    if (rank == 0) claimed = claim_worker(schedule);
+  }
+  if constexpr (kClusterSize > 1) {
+    __syncwarp();
+    cluster_wait();
+  }
+  if (threadIdx.x == 0 && rank == 0) {
+    for (int peer = 0; peer < kClusterSize; ++peer) {
+      store_shared_cluster(map_to_rank(shared.worker(), peer), claimed);
+    }
+  }
+  __syncthreads();
+  if constexpr (kClusterSize > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  const int worker = *reinterpret_cast<const int*>(memory + kBarrierOffset + 2 * kStages * 8);
+
+  // Step 2: each warpgroup takes its role.
+  if (group == 0) {
+    set_max_registers_down<kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) produce(operands, epilogue, schedule, shared, worker, rank);
+      __syncwarp();
+    }
+  } else {
+    set_max_registers_up<kConsumerRegisters>();
+    consume(epilogue, schedule, shared, worker, rank, group - 1, threadIdx.x % 128);
+  }
+
+  // Step 3: nobody leaves while the other CTA may still write to its memory or barriers.
+  if constexpr (kClusterSize > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
+}  // namespace coda_device

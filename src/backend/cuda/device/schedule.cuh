@@ -1,0 +1,152 @@
+// Who computes what, in which order. A worker is a cluster; worker w of W runs
+//   1. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
+//      are cut along k into W equal runs of k-blocks, done first so that hand-over hides;
+//   2. whole tiles w, w + W, w + 2 W, ...
+// Everything follows from the worker id, so results do not depend on timing.
+#pragma once
+
+namespace coda_device {
+
+/// A run of k-blocks of one tile. Who has the first of a split tile owns it.
+struct Segment {
+  int tile;
+  int k_begin, k_end;   ///< k-blocks; the whole tile if 0 .. k_blocks
+  int last_helper;      ///< split tiles: workers up to this one, after the owner, hand over the rest
+};
+
+/// Where a segment's tile lies, for this CTA. Element coordinates.
+struct Tile {
+  int a_row;      ///< row of A (over all blocks)
+  int b_row;      ///< row of B inside its block
+  int b_block;    ///< block of operand B
+  int c_block;    ///< block of the output
+  int c_row;      ///< row and column inside that block
+  int c_column;
+  int column;     ///< column over all blocks: index into a row vector
+};
+
+/// Claims this cluster's worker id; call from one thread of the cluster. Neighbouring ids go to
+/// clusters of one GPC, which share tiles of an operand in flight. Every id is claimed exactly once
+/// wherever the hardware placed the clusters: a group that is full sends us on to the next, and
+/// sizes add up to the number of clusters.
+CODA_DEVICE int claim_worker(const Schedule& s) {
+  if (s.claim_groups < 0) return blockIdx.x / kClusterSize;
+  int worker = 0;
+  if (s.claim_groups == 0) {
+    // A ticket: ids in order of arrival, so that the workers running at any time are a prefix. Then
+    // an owner of a split tile never waits behind workers that cannot start (see docs/cuda.md).
+    worker = atomic_add(&s.claims[kMaxGroups], 1);
+  } else {
+    const u32 sm = sm_id();
+    int group = sm < kMaxSms ? s.sm_group[sm] : 0;
+    for (;;) {
+      const int place = atomic_add(&s.claims[group], 1);
+      if (place < s.group_size[group]) {
+        worker = s.group_first[group] + place;
+        break;
+      }
+      group = group + 1 < s.claim_groups ? group + 1 : 0;
+    }
+  }
+  // The last to claim puts the counters back to zero for the next launch on this stream.
+  if (atomic_add_ordered(&s.claims[kMaxGroups + 1], 1) + 1 == s.workers) {
+    for (int i = 0; i < kMaxGroups + 2; ++i) s.claims[i] = 0;
+  }
+  return worker;
+}
+
+/// Hands out a worker's segments: first its share of the split tiles, then whole tiles.
+class Work {
+ public:
+  CODA_DEVICE Work(const Schedule& schedule, int worker)
+      : s_(schedule), worker_(worker), next_whole_(worker) {
+    if constexpr (kSplitTail) {
+      split_next_ = split_begin(worker);
+      split_end_ = split_begin(worker + 1);
+    }
+  }
+
+  /// The next run of k-blocks of a split tile; false when there is none. At most two a worker: the
+  /// end or middle of a tile, handed over, then the beginning of a tile, owned.
+  CODA_DEVICE bool next_split(Segment& segment) {
+    if (split_next_ >= split_end_) return false;
+    const int index = split_next_ / s_.k_blocks;
+    const int tile_end = (index + 1) * s_.k_blocks;
+    const int end = min(split_end_, tile_end);
+    segment.tile = s_.whole_tiles + index;
+    segment.k_begin = split_next_ - index * s_.k_blocks;
+    segment.k_end = end - index * s_.k_blocks;
+    segment.last_helper = worker_;
+    if (segment.k_begin == 0) {
+      while (split_begin(segment.last_helper + 1) < tile_end) ++segment.last_helper;
+    }
+    split_next_ = end;
+    return true;
+  }
+
+  /// The next whole tile; false when the worker is done.
+  CODA_DEVICE bool next_whole(Segment& segment) {
+    segment.tile = next_whole_;
+    segment.k_begin = 0;
+    segment.k_end = s_.k_blocks;
+    next_whole_ += s_.workers;
+    return segment.tile < s_.whole_tiles;
+  }
+
+  CODA_DEVICE bool next(Segment& segment) {
+    if constexpr (kSplitTail) {
+      if (next_split(segment)) return true;
+    }
+    return next_whole(segment);
+  }
+
+ private:
+  CODA_DEVICE int split_begin(int worker) const {
+    return static_cast<int>(static_cast<long long>(worker) * s_.split_tiles * s_.k_blocks /
+                            s_.workers);
+  }
+
+  const Schedule& s_;
+  int worker_;
+  int next_whole_;
+  int split_next_ = 0;
+  int split_end_ = 0;
+};
+
+/// Index of the block that tile `index` of an axis lies in.
+template <int kBlocks>
+CODA_DEVICE int block_of(const BlockAxis& axis, int index) {
+  int block = 0;
+  if constexpr (kBlocks > 1) {
+    while (index >= axis.first[block + 1]) ++block;
+  }
+  return block;
+}
+
+/// Tiles are numbered down columns of `group` tiles: within a group n runs fastest, so that
+/// consecutive workers share rows of A while the group's slice of B stays in L2.
+CODA_DEVICE Tile decode_tile(const Schedule& s, int index, int rank) {
+  const int per_group = s.group * s.tiles_m;
+  const int group = index / per_group;
+  const int first = group * s.group;
+  const int width = min(s.group, s.tiles_n - first);
+  const int rest = index - group * per_group;
+  const int tile_m = rest / width;
+  const int tile_n = first + rest - tile_m * width;
+
+  Tile tile;
+  const int block_m = block_of<kBlocksM>(s.axis_m, tile_m);
+  const int block_n = block_of<kBlocksN>(s.axis_n, tile_n);
+  const int rank_m = kClusterM > 1 ? rank : 0;
+  const int rank_n = kClusterN > 1 ? rank : 0;
+  tile.c_row = ((tile_m - s.axis_m.first[block_m]) * kClusterM + rank_m) * kTileM;
+  tile.a_row = s.axis_m.offset[block_m] + tile.c_row;
+  tile.c_column = ((tile_n - s.axis_n.first[block_n]) * kClusterN + rank_n) * kTileN;
+  tile.b_row = tile.c_column;
+  tile.column = s.axis_n.offset[block_n] + tile.c_column;
+  tile.b_block = block_n;
+  tile.c_block = kBlocksM > 1 ? block_m : block_n;
+  return tile;
+}
+
+}  // namespace coda_device

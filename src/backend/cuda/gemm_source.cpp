@@ -1,0 +1,142 @@
+#include "backend/cuda/gemm_source.h"
+
+#include <cstring>
+
+#include "backend/cuda/device_sources.h"
+#include "base/check.h"
+
+namespace coda::cuda {
+
+const char* device_source(const char* name) {
+  for (const DeviceSource* source = kDeviceSources; source->name; ++source) {
+    if (std::strcmp(source->name, name) != 0) continue;
+    const char* once = std::strstr(source->text, "#pragma once\n");
+    return once ? once + std::strlen("#pragma once\n") : source->text;
+  }
+  throw_error<InternalError>("device_source: expected an embedded file, got {}", name);
+}
+
+namespace {
+
+void append(std::string& text, std::initializer_list<const char*> files) {
+  for (const char* file : files) {
+    text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
+  }
+}
+
+const char* text_of(Major major) { return major == Major::k ? "k" : "mn"; }
+
+const char* element_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return "Bf16";
+    case DType::f16: return "F16";
+    case DType::f32: return "F32";
+    case DType::f64: return "F64";
+    default: throw_error<InternalError>("gemm: no element type for {}", name_of(dtype));
+  }
+}
+
+/// PTX ISA, wgmma.mma_async: one warpgroup, m64 n k16, fp32 accumulators in n / 2 registers.
+std::string wgmma_function(int n, DType operand, Major a, Major b) {
+  const int registers = n / 2;
+  std::string placeholders, operands;
+  for (int i = 0; i < registers; ++i) {
+    const char* separator = i == 0 ? "" : ", ";
+    placeholders += fmt::format("{}%{}", separator, i);
+    operands += fmt::format("{}\"+f\"(d[{}])", separator, i);
+  }
+  return fmt::format(
+      "/// d = a b (+ d if add): d[4 j + 2 h + e] is row lane / 4 + 8 h of the warp's 16, column\n"
+      "/// 8 j + 2 (lane % 4) + e.\n"
+      "__device__ __forceinline__ void wgmma_multiply(float (&d)[{}], unsigned long long a,\n"
+      "    unsigned long long b, int add) {{\n"
+      "  asm volatile(\"{{ .reg .pred p; setp.ne.b32 p, %{}, 0;\\n\"\n"
+      "    \"wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{} {{{}}}, %{}, %{}, p, 1, 1, {}, {}; "
+      "}}\"\n"
+      "    : {} : \"l\"(a), \"l\"(b), \"r\"(add));\n}}\n",
+      registers, registers + 2, n, name_of(operand), name_of(operand), placeholders, registers,
+      registers + 1, a == Major::mn ? 1 : 0, b == Major::mn ? 1 : 0, operands);
+}
+
+std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
+  const bool wide = variant.output == DType::f32;
+  const bool direct = variant.store == StorePath::direct;
+  std::string text = fmt::format("// {} {}{} {} -> {}\n", config.name, text_of(variant.a),
+                                 text_of(variant.b), name_of(variant.operand),
+                                 name_of(variant.output));
+  text += "namespace coda_device {\nenum class Major { k, mn };\nenum class Type { bf16, f16, f32 };\n";
+  const auto number = [&](const char* name, int value) {
+    text += fmt::format("constexpr int {} = {};\n", name, value);
+  };
+  const auto flag = [&](const char* name, bool value) {
+    text += fmt::format("constexpr bool {} = {};\n", name, value);
+  };
+  number("kTileN", config.tile_n);
+  number("kWgBlocks", config.wg_blocks);
+  number("kStages", config.stages);
+  number("kClusterM", config.cluster_m);
+  number("kClusterN", config.cluster_n);
+  number("kBlocksM", variant.blocks_m);
+  number("kBlocksN", variant.blocks_n);
+  number("kBlocksK", variant.blocks_k);
+  number("kSharedLimit", 232448);   // of sm_90, a CTA
+  flag("kPingPong", config.ping_pong);
+  flag("kSplitTail", config.split_tail);
+  flag("kAccumulate", variant.accumulate);
+  flag("kDeferred", config.defer && !wide && !direct);
+  flag("kDirect", direct);
+  text += fmt::format("constexpr Major kMajorA = Major::{};\n", text_of(variant.a));
+  text += fmt::format("constexpr Major kMajorB = Major::{};\n", text_of(variant.b));
+  text += fmt::format("constexpr Type kOutput = Type::{};\n", name_of(variant.output));
+  text += wgmma_function(config.tile_n, variant.operand, variant.a, variant.b);
+  return text + "}  // namespace coda_device\n";
+}
+
+}  // namespace
+
+KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant) {
+  internal_check(variant.operand == DType::bf16 || variant.operand == DType::f16,
+                 "gemm_source: operands of {}", name_of(variant.operand));
+  internal_check(!variant.accumulate || variant.output == DType::f32,
+                 "gemm_source: accumulating into {}", name_of(variant.output));
+  KernelSource source;
+  source.name = fmt::format("gemm_{}_{}{}_{}_{}{}{}", config.name, text_of(variant.a),
+                            text_of(variant.b), name_of(variant.operand), name_of(variant.output),
+                            variant.accumulate ? "_add" : "",
+                            variant.store == StorePath::direct ? "_direct" : "");
+  source.entry = "coda_gemm";
+  source.shared_bytes = config.shared_bytes();
+  source.text = prelude(config, variant);
+  append(source.text, {"params.cuh", "ptx.cuh", "tile_config.cuh", "ring.cuh", "schedule.cuh",
+                       "epilogue_store.cuh", "gemm_sm90.cuh"});
+  return source;
+}
+
+KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DType sum) {
+  KernelSource source;
+  source.name = fmt::format("plain_gemm_{}_{}{}", name_of(operand), name_of(output),
+                            accumulate ? "_add" : "");
+  source.entry = "coda_plain_gemm";
+  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh"});
+  source.text += fmt::format(
+      "namespace coda_device {{\nusing Input = {};\nusing Output = {};\nusing Sum = {};\n"
+      "constexpr bool kAccumulate = {};\n}}\n",
+      element_of(operand), element_of(output), sum == DType::f64 ? "double" : "float", accumulate);
+  append(source.text, {"plain_gemm.cuh"});
+  return source;
+}
+
+KernelSource probe_source() {
+  KernelSource source{"gpc_probe", "coda_gpc_probe", "", 0};
+  append(source.text, {"params.cuh", "ptx.cuh", "gpc_probe.cuh"});
+  source.shared_bytes = 200 * 1024;   // so that an SM holds one CTA
+  return source;
+}
+
+KernelSource check_source(const std::string& entry) {
+  KernelSource source{"check", entry, "", 0};
+  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "check.cuh"});
+  return source;
+}
+
+}  // namespace coda::cuda

@@ -1,0 +1,38 @@
+// Source text of GEMM kernels: a prelude of constants for one configuration, then the files of
+// device/. The same text is what NVRTC compiles and what the cache is keyed by.
+#pragma once
+
+#include "backend/cuda/gemm_config.h"
+#include "backend/cuda/kernel_store.h"
+
+namespace coda::cuda {
+
+/// How C leaves the kernel.
+enum class StorePath {
+  tma,      ///< through shared memory by TMA; deferred where the configuration defers
+  direct,   ///< element by element: C that TMA cannot address
+};
+
+/// What of a problem is compiled into the kernel.
+struct GemmVariant {
+  DType operand = DType::bf16;
+  DType output = DType::bf16;
+  bool accumulate = false;
+  Major a = Major::k;
+  Major b = Major::k;
+  StorePath store = StorePath::tma;
+  int blocks_m = 1;   ///< blocks of C along M (and of nothing else)
+  int blocks_n = 1;   ///< row blocks of a K-major B; C has as many column blocks
+  int blocks_k = 1;   ///< row blocks of an M/N-major B, along K
+};
+
+KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant);
+
+/// The plain kernel. `sum`: f32 or f64 (then `output` is f64: the tests' reference).
+KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DType sum);
+
+/// device/gpc_probe.cuh and device/check.cuh; `entry` names one of their kernels.
+KernelSource probe_source();
+KernelSource check_source(const std::string& entry);
+
+}  // namespace coda::cuda

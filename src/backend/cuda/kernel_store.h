@@ -1,0 +1,55 @@
+// From source text to a loaded kernel: memory, then the cache file, then NVRTC. Thread-safe.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/kernel_cache.h"
+#include "backend/cuda/nvrtc.h"
+#include "backend/cuda/runtime.h"
+
+namespace coda::cuda {
+
+/// Everything that defines a kernel.
+struct KernelSource {
+  std::string name;           ///< for messages, such as "gemm_nt_bf16_coop_128x256"
+  std::string entry;          ///< its __global__ function
+  std::string text;           ///< the full source
+  unsigned shared_bytes = 0;  ///< dynamic shared memory a launch asks for
+
+  /// Architecture, compiler version, flags and source.
+  std::string key(const std::string& nvrtc_version) const;
+};
+
+/// Compiles, and checks what the compiler made: no stack frame (so no spills) and no warning C75xx
+/// (wgmma serialised, register request ignored). Throws BackendError otherwise. Needs no GPU.
+Compilation compile_checked(const KernelSource& source);
+
+class KernelStore {
+ public:
+  explicit KernelStore(std::string cache_path = KernelCache::default_path());
+
+  /// The process's store.
+  static KernelStore& get();
+
+  /// The kernel, compiled if need be.
+  Kernel load(const KernelSource& source);
+  /// Compiles what is not cached, several at once, and loads all. Duplicates are fine.
+  void prepare(const std::vector<KernelSource>& sources);
+
+  KernelCache& cache() { return cache_; }
+
+ private:
+  std::string cubin_of(const KernelSource& source);
+  void announce();
+
+  KernelCache cache_;
+  std::mutex mutex_;
+  std::map<std::string, Kernel> loaded_;   ///< by source text's hash
+  bool announced_ = false;
+};
+
+}  // namespace coda::cuda
