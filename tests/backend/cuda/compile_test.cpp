@@ -1,0 +1,139 @@
+// Every configuration compiles for sm_90a, without a GPU, and stays within what the kernel assumes.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include "backend/cuda/cubin.h"
+#include "backend/cuda/gemm_source.h"
+#include "backend/cuda/nvrtc.h"
+#include "coda/error.h"
+
+namespace coda::cuda {
+namespace {
+
+class CudaCompile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
+  }
+
+  void expect_fits(const KernelSource& source) {
+    const auto compiled = compile_checked(source);   // throws on a stack frame or warning C75xx
+    const auto resources = read_cubin(compiled.cubin, source.entry);
+    EXPECT_EQ(resources.frame_bytes, 0) << source.name;
+    EXPECT_LE(resources.shared_bytes + source.shared_bytes, 232448u) << source.name;
+    slowest_ = std::max(slowest_, compiled.seconds);
+    total_ += compiled.seconds;
+    ++count_;
+    registers_ = resources.registers;
+  }
+  void TearDown() override {
+    if (count_ > 0) {
+      std::cout << count_ << " kernels, NVRTC " << Nvrtc::get().version() << ": mean "
+                << total_ / count_ << " s, slowest " << slowest_ << " s\n";
+    }
+  }
+
+  double slowest_ = 0, total_ = 0;
+  int count_ = 0, registers_ = 0;
+};
+
+GemmVariant variant_of(Major a, Major b, DType operand = DType::bf16, DType output = DType::bf16,
+                       bool accumulate = false, StorePath store = StorePath::tma) {
+  GemmVariant variant;
+  variant.a = a;
+  variant.b = b;
+  variant.operand = operand;
+  variant.output = output;
+  variant.accumulate = accumulate;
+  variant.store = store;
+  return variant;
+}
+
+TEST_F(CudaCompile, EveryCandidateInEveryLayout) {
+  for (const auto& config : gemm_candidates()) {
+    for (const auto a : {Major::k, Major::mn}) {
+      for (const auto b : {Major::k, Major::mn}) {
+        expect_fits(gemm_source(config, variant_of(a, b)));
+        // 384 threads share 65536 registers: 168 at launch, then 40 and 232 by setmaxnreg.
+        EXPECT_EQ(registers_, 168) << config.name;
+      }
+    }
+  }
+}
+
+TEST_F(CudaCompile, EveryCandidateWithEveryOutput) {
+  for (const auto& config : gemm_candidates()) {
+    expect_fits(gemm_source(config, variant_of(Major::k, Major::mn, DType::f16, DType::f16)));
+    expect_fits(gemm_source(config, variant_of(Major::mn, Major::mn, DType::bf16, DType::f32, true)));
+    expect_fits(gemm_source(config, variant_of(Major::k, Major::k, DType::bf16, DType::bf16, false,
+                                               StorePath::direct)));
+    expect_fits(gemm_source(config, variant_of(Major::k, Major::k, DType::f16, DType::f32, true,
+                                               StorePath::direct)));
+  }
+}
+
+TEST_F(CudaCompile, ListsOfBlocks) {
+  for (const char* name : {"coop_128x256_2x1", "coop_128x256_split", "pp_128x128"}) {
+    auto rows_of_b = variant_of(Major::k, Major::k);
+    rows_of_b.blocks_n = 3;
+    expect_fits(gemm_source(gemm_candidate(name), rows_of_b));
+    auto along_k = variant_of(Major::k, Major::mn);
+    along_k.blocks_k = 3;
+    expect_fits(gemm_source(gemm_candidate(name), along_k));
+    auto rows_of_c = variant_of(Major::mn, Major::mn, DType::bf16, DType::f32, true);
+    rows_of_c.blocks_m = 3;
+    expect_fits(gemm_source(gemm_candidate(name), rows_of_c));
+  }
+}
+
+TEST_F(CudaCompile, PlainKernelAndHelpers) {
+  for (const auto operand : {DType::bf16, DType::f16, DType::f32}) {
+    for (const auto output : {DType::bf16, DType::f16, DType::f32}) {
+      expect_fits(plain_gemm_source(operand, output, false, DType::f32));
+    }
+    expect_fits(plain_gemm_source(operand, DType::f32, true, DType::f32));
+    expect_fits(plain_gemm_source(operand, DType::f64, false, DType::f64));
+  }
+  expect_fits(probe_source());
+  expect_fits(check_source("coda_fill_bf16"));
+}
+
+TEST_F(CudaCompile, AnErrorNamesTheKernelAndSavesTheSource) {
+  try {
+    Nvrtc::get().compile("broken", "extern \"C\" __global__ void f() { undeclared = 1; }");
+    FAIL() << "compiled";
+  } catch (const BackendError& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("nvrtc(broken)"), std::string::npos) << what;
+    EXPECT_NE(what.find("undeclared"), std::string::npos) << what;
+    EXPECT_NE(what.find("The source is in "), std::string::npos) << what;
+  }
+}
+
+TEST_F(CudaCompile, AStackFrameIsAnError) {
+  KernelSource source{"framed", "f",
+                      "extern \"C\" __global__ void f(int* p, int n) { int a[64]; for (int j = 0; j < n; "
+                      "++j) a[p[j] & 63] = j; for (int j = 0; j < n; ++j) p[j] += a[p[j + n] & 63]; }",
+                      0};
+  EXPECT_THROW(compile_checked(source), BackendError);
+}
+
+TEST_F(CudaCompile, ACubinCutShortIsAnErrorNotACrash) {
+  const auto source = check_source("coda_fill_bf16");
+  const auto cubin = compile_checked(source).cubin;
+  for (std::size_t length = 0; length < cubin.size(); length += 97) {
+    const std::string head = cubin.substr(0, length);
+    try {
+      read_cubin(head, source.entry);
+    } catch (const BackendError&) {
+    }
+  }
+  EXPECT_THROW(read_cubin(cubin, "no_such_kernel"), BackendError);
+  EXPECT_THROW(read_cubin("not a cubin", "f"), BackendError);
+}
+
+}  // namespace
+}  // namespace coda::cuda
