@@ -1,5 +1,5 @@
 // Races coda's GEMMs against cuBLAS, as `coda bench gemm` does, with few libraries beside it.
-//   gemm_cuda [--layer D]... [--shape "NT 16384 2048 2048"]... [--configs a,b] [--no-sustained]
+//   gemm_cuda [--layer D]... [--sweep] [--shape "NT 16384 2048 2048"]... [--configs a,b] [--no-sustained]
 //             [--no-interleaved] [--no-check] [--seconds 0.3] [--rounds 2] [--json FILE]
 #include <cstdio>
 #include <cstdlib>
@@ -26,6 +26,8 @@ int main(int argc, char** argv) {
         for (const auto& shape : layer_gemms(16384, std::stoll(value()))) {
           options.shapes.push_back(shape);
         }
+      } else if (flag == "--sweep") {
+        for (const auto& shape : sweep_gemms()) options.shapes.push_back(shape);
       } else if (flag == "--shape") {
         options.shapes.push_back(parse_gemm_shape(value()));
       } else if (flag == "--configs") {

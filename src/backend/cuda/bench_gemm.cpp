@@ -1,6 +1,7 @@
 #include "backend/cuda/bench_gemm.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -62,7 +63,7 @@ double time_once(const Stream& stream, const std::function<void()>& launch, int 
 }
 
 void race_interleaved(const Stream& stream, std::vector<Contender>& contenders, double total_ms) {
-  constexpr double kBudget = 300;   // milliseconds a shape
+  constexpr double kBudget = 150;   // milliseconds a shape
   const int rounds = std::clamp(static_cast<int>(kBudget / total_ms), 9, 60);
   std::vector<Event> marks(contenders.size() + 1);
   for (int round = -2; round < rounds; ++round) {   // two to warm up
@@ -219,10 +220,11 @@ GemmShape parse_gemm_shape(const std::string& text) {
   return shape;
 }
 
-std::vector<GemmShape> layer_gemms(std::int64_t tokens, std::int64_t d, std::int64_t vocab) {
-  const std::int64_t f = (8 * d / 3 + 255) / 256 * 256;
-  const std::pair<std::int64_t, std::int64_t> weights[] = {
-      {d, d}, {2 * f, d}, {d, f}, {3 * d, d}, {vocab, d}};   // [out, in]
+namespace {
+
+/// Forward, data gradient and weight gradient of weights [out, in], by kind.
+std::vector<GemmShape> gemms_of(std::int64_t tokens,
+                                const std::vector<std::pair<std::int64_t, std::int64_t>>& weights) {
   std::vector<GemmShape> shapes;
   const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, Major a, Major b) {
     GemmShape shape;
@@ -236,6 +238,31 @@ std::vector<GemmShape> layer_gemms(std::int64_t tokens, std::int64_t d, std::int
   for (const auto& [out, in] : weights) add(tokens, out, in, Major::k, Major::k);
   for (const auto& [out, in] : weights) add(tokens, in, out, Major::k, Major::mn);
   for (const auto& [out, in] : weights) add(out, in, tokens, Major::mn, Major::mn);
+  return shapes;
+}
+
+std::vector<std::pair<std::int64_t, std::int64_t>> layer_weights(std::int64_t d) {
+  const std::int64_t f = (8 * d / 3 + 255) / 256 * 256;
+  return {{d, d}, {2 * f, d}, {d, f}, {3 * d, d}};
+}
+
+}  // namespace
+
+std::vector<GemmShape> layer_gemms(std::int64_t tokens, std::int64_t d, std::int64_t vocab) {
+  auto weights = layer_weights(d);
+  weights.emplace_back(vocab, d);
+  return gemms_of(tokens, weights);
+}
+
+std::vector<GemmShape> sweep_gemms() {
+  std::vector<GemmShape> shapes;
+  for (const std::int64_t tokens : {1000, 4095, 32768}) {
+    for (const std::int64_t d : {1536, 3072, 5120}) {
+      auto weights = layer_weights(d);
+      weights.emplace_back(1000, d);
+      for (const auto& shape : gemms_of(tokens, weights)) shapes.push_back(shape);
+    }
+  }
   return shapes;
 }
 
@@ -271,7 +298,12 @@ BenchGemmReport bench_gemm(const BenchGemmOptions& options, bool verbose) {
 
   for (const auto& shape : options.shapes) {
     report.rows.push_back(bench_shape(shape, options, stream, cublas, device, workspace));
-    if (verbose) std::fputs(row_text(report.rows.back()).c_str(), stderr);
+    if (verbose) {
+      static const auto begin = std::chrono::steady_clock::now();
+      const std::chrono::duration<double> since = std::chrono::steady_clock::now() - begin;
+      std::fprintf(stderr, "at %.2f s\n%s", since.count(), row_text(report.rows.back()).c_str());
+      std::fflush(stderr);
+    }
   }
   return report;
 }

@@ -15,6 +15,10 @@ namespace coda::cuda {
 /// (data gradient) and TN (weight gradient).
 std::vector<GemmShape> layer_gemms(std::int64_t tokens, std::int64_t d, std::int64_t vocab = 32768);
 
+/// Shapes off that table: M 1000, 4095, 32768; d 1536, 3072, 5120; the layer's weights and one with
+/// 1000 output features; NT, NN and TN.
+std::vector<GemmShape> sweep_gemms();
+
 /// "NT 16384 2048 2048 [bf16 [bf16 [add]]]". Throws UsageError.
 GemmShape parse_gemm_shape(const std::string& text);
 std::string to_text(const GemmShape& shape);

@@ -33,7 +33,7 @@ inline constexpr int kLaunchClusterDimension = 4;
 struct LaunchAttribute {
   int id;
   int pad;
-  unsigned value[16];   ///< 64-byte union; cluster dimensions are the first three
+  unsigned value[16];   ///< 64-byte union; cluster dimensions are the first three words
 };
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z;

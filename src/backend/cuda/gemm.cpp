@@ -133,6 +133,42 @@ std::vector<MatrixBlock> column_blocks(const GemmShape& s, const GemmOperands& o
   return blocks;
 }
 
+/// Deals worker ids to the GPC groups: full teams first, then a team and single workers made of what
+/// is left over. Needs every cluster of the chip, since a claim may name any of them.
+void place_teams(coda_device::Schedule& s, int cluster) {
+  const GpcMap& map = gpc_map();
+  if (map.group_sms.empty() || map.group_of_sm.size() > kMaxSms) return;
+  s.claim_groups = static_cast<int>(map.group_sms.size());
+  int places = 0;
+  for (int group = 0; group < s.claim_groups; ++group) {
+    const bool last = group + 1 == s.claim_groups;
+    const int fair = std::min(map.group_sms[group] / cluster, s.workers - places);
+    s.group_first[group] = static_cast<unsigned short>(places);
+    s.group_size[group] = static_cast<unsigned short>(last ? s.workers - places : fair);
+    places += s.group_size[group];
+  }
+  for (std::size_t sm = 0; sm < map.group_of_sm.size(); ++sm) {
+    s.sm_group[sm] = static_cast<unsigned char>(map.group_of_sm[sm]);
+  }
+  constexpr int kTeam = coda_device::kTeam;
+  int next = 0;
+  for (int group = 0; group < s.claim_groups; ++group) {
+    for (int place = 0; place < s.group_size[group] / kTeam * kTeam; ++place) {
+      s.worker_at[s.group_first[group] + place] = static_cast<unsigned char>(next++);
+    }
+  }
+  for (int group = 0; group < s.claim_groups; ++group) {
+    for (int place = s.group_size[group] / kTeam * kTeam; place < s.group_size[group]; ++place) {
+      s.worker_at[s.group_first[group] + place] = static_cast<unsigned char>(next++);
+    }
+  }
+  s.team_workers = s.workers / kTeam * kTeam;
+  if (s.team_workers == 0) s.team_workers = s.workers;
+  // Workers outside teams take as many tiles each as the others: one a wave.
+  const int waves = (s.whole_tiles + s.workers - 1) / s.workers;
+  s.team_tiles = std::max(0, s.whole_tiles - waves * (s.workers - s.team_workers));
+}
+
 }  // namespace
 
 // ---- Workspace
@@ -247,32 +283,18 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   s.workers = split.workers;
   s.whole_tiles = static_cast<int>(split.whole_tiles);
   s.split_tiles = static_cast<int>(split.split_tiles);
-  constexpr int kGroupColumns = 2048;
-  s.group = std::max(1, static_cast<int>(kGroupColumns / cluster_columns));
+  s.group = std::max(1, static_cast<int>(c.group_columns / cluster_columns));
   // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
   s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
   s.claims = workspace.claims();
   s.flags = workspace.flags();
   s.partials = workspace.partials();
 
-  // Worker ids by GPC only where a full chip shares operands through L2.
-  s.claim_groups = s.split_tiles > 0 ? 0 : -1;
-  const GpcMap& map = gpc_map();
-  if (s.split_tiles == 0 && s.workers == max_workers && !map.group_sms.empty() &&
-      map.group_of_sm.size() <= kMaxSms) {
-    int assigned = 0;
-    s.claim_groups = static_cast<int>(map.group_sms.size());
-    for (int group = 0; group < s.claim_groups; ++group) {
-      const bool last = group + 1 == s.claim_groups;
-      const int fair = std::min(map.group_sms[group] / c.cluster(), s.workers - assigned);
-      s.group_first[group] = static_cast<unsigned short>(assigned);
-      s.group_size[group] = static_cast<unsigned short>(last ? s.workers - assigned : fair);
-      assigned += s.group_size[group];
-    }
-    for (std::size_t sm = 0; sm < map.group_of_sm.size(); ++sm) {
-      s.sm_group[sm] = static_cast<unsigned char>(map.group_of_sm[sm]);
-    }
-  }
+  s.strip = c.strip;
+  s.team_workers = s.workers;
+  s.team_tiles = s.whole_tiles;
+  if (s.workers == max_workers && !(c.lab & 1)) place_teams(s, c.cluster());
+  if (c.lab & 2) { s.team_workers = s.workers; s.team_tiles = s.whole_tiles; int at = 0; for (int i = 0; i < s.workers; ++i) s.worker_at[i] = at++; }
   grid_ = static_cast<unsigned>(s.workers * c.cluster());
 }
 

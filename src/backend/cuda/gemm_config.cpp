@@ -32,6 +32,12 @@ const std::vector<GemmConfig>& gemm_candidates() {
       {"coop_128x64_split",        64, 1,  8,  1, 1, false, true,  true},
       {"pp_128x128",              128, 2,  6,  1, 1, true,  false, false},
       {"pp_128x128_2x1",          128, 2,  6,  2, 1, true,  false, false},
+      {"dg_nogpc",   256, 1,  4,  2, 1, false, true,  false, 1},
+      {"dg_old",   256, 1,  4,  2, 1, false, true,  false, 2, 2048, 1},
+      {"dg_s1",   256, 1,  4,  2, 1, false, true,  false, 0, 2048, 1},
+      {"dg_s4",   256, 1,  4,  2, 1, false, true,  false, 0, 2048, 4},
+      {"dg_s2g16",   256, 1,  4,  2, 1, false, true,  false, 0, 4096, 2},
+      {"dg_s2g4",   256, 1,  4,  2, 1, false, true,  false, 0, 1024, 2},
       {"pp_128x192",              192, 2,  4,  1, 1, true,  false, false},
   };
   return candidates;

@@ -38,6 +38,9 @@ struct GemmConfig {
   bool ping_pong;
   bool defer;        ///< 16-bit outputs leave during the next tile's mainloop
   bool split_tail;   ///< the last partial wave is split along k
+  int lab = 0;
+  int group_columns = 2048;
+  int strip = 2;
 
   int tile_m() const { return 64 * wg_blocks * (ping_pong ? 1 : 2); }
   int cluster() const { return cluster_m * cluster_n; }

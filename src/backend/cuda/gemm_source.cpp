@@ -79,6 +79,7 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
   number("kBlocksM", variant.blocks_m);
   number("kBlocksN", variant.blocks_n);
   number("kBlocksK", variant.blocks_k);
+  number("kLab", config.lab);
   number("kSharedLimit", 232448);   // of sm_90, a CTA
   flag("kPingPong", config.ping_pong);
   flag("kSplitTail", config.split_tail);

@@ -160,26 +160,26 @@ void Kernel::allow_large_clusters() const {
         "cuFuncSetAttribute");
 }
 
-LaunchConfig Kernel::config(unsigned grid, unsigned block, unsigned cluster,
-                            LaunchAttribute& attribute) const {
-  attribute = LaunchAttribute{kLaunchClusterDimension, 0, {cluster, 1, 1}};
-  return LaunchConfig{grid, 1, 1, block, 1, 1, shared_bytes_, nullptr, &attribute,
-                      cluster > 1 ? 1u : 0u};
+LaunchConfig Kernel::config(unsigned grid, unsigned block) const {
+  return LaunchConfig{grid, 1, 1, block, 1, 1, shared_bytes_, nullptr, nullptr, 0};
 }
 
 void Kernel::launch(const Stream& stream, unsigned grid, unsigned block, unsigned cluster,
                     std::vector<void*> arguments) const {
-  LaunchAttribute attribute;
-  LaunchConfig launch = config(grid, block, cluster, attribute);
+  LaunchAttribute attribute{kLaunchClusterDimension, 0, {cluster, 1, 1}};
+  LaunchConfig launch = config(grid, block);
   launch.stream = stream.handle();
+  launch.attributes = &attribute;
+  launch.attribute_count = cluster > 1 ? 1 : 0;
   check(driver().launch_kernel_ex(&launch, function_, arguments.data(), nullptr),
         "cuLaunchKernelEx");
 }
 
 int Kernel::max_active_clusters(unsigned block, unsigned cluster) const {
-  LaunchAttribute attribute;
-  LaunchConfig launch = config(cluster, block, cluster, attribute);
-  launch.attribute_count = 1;   // also for clusters of one
+  LaunchAttribute attribute{kLaunchClusterDimension, 0, {cluster, 1, 1}};
+  LaunchConfig launch = config(cluster, block);
+  launch.attributes = &attribute;
+  launch.attribute_count = 1;
   int clusters = 0;
   check(driver().occupancy_max_active_clusters(&clusters, function_, &launch),
         "cuOccupancyMaxActiveClusters");

@@ -157,8 +157,7 @@ class Kernel {
   void allow_large_clusters() const;
 
  private:
-  LaunchConfig config(unsigned grid, unsigned block, unsigned cluster,
-                      LaunchAttribute& attribute) const;
+  LaunchConfig config(unsigned grid, unsigned block) const;
   std::shared_ptr<ModuleTag> module_;
   FunctionHandle function_ = nullptr;
   unsigned shared_bytes_ = 0;

@@ -43,8 +43,8 @@ CODA_DEVICE void load_operand(const TensorMap* map, u32 barrier, u32 destination
 
 /// The producer: one thread, fills the ring for all segments of this worker.
 CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& epilogue,
-                         const Schedule& schedule, const Shared& shared, int worker, int rank) {
-  Work work(schedule, worker);
+                         const Schedule& schedule, const Shared& shared, Claim claim, int rank) {
+  Work work(schedule, claim);
   Segment segment;
   RingPosition ring;
   ring.parity = 1;   // the first lap finds every stage empty
@@ -205,12 +205,12 @@ CODA_DEVICE int multiply_segment(Accumulators& acc, const Shared& shared, RingPo
 }
 
 CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
-                         const Shared& shared, int worker, int rank, int group, int thread) {
+                         const Shared& shared, Claim claim, int rank, int group, int thread) {
   const int warp = thread / 32;
   const int lane = thread % 32;
   const int group_row = kPingPong ? 0 : group * kWgRows;   // rows of the tile this group holds
   Epilogue epilogue(params, schedule, shared.staging(group * 4 + warp), group_row + warp * 16, lane);
-  Work work(schedule, worker);
+  Work work(schedule, claim);
   RingPosition ring;
   Accumulators acc;
   Segment segment;
@@ -224,9 +224,9 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
       pin(acc);
       release_stage(shared, last, lane);
       if (segment.k_begin > 0) {
-        hand_over(schedule, acc, handover_slot(worker, rank, group), group, thread);
+        hand_over(schedule, acc, handover_slot(claim.ticket, rank, group), group, thread);
       } else {
-        for (int helper = worker + 1; helper <= segment.last_helper; ++helper) {
+        for (int helper = claim.ticket + 1; helper <= segment.last_helper; ++helper) {
           take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
         }
         epilogue.finish(acc, decode_tile(schedule, segment.tile, rank), shared, ring);
@@ -296,10 +296,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);   // uniform: 0 produces
   const int rank = cluster_rank();
 
-  // Step 1: one thread prepares the barriers and claims this cluster's worker id for all its CTAs.
+  // Step 1: one thread prepares the barriers and claims this cluster's work for all its CTAs.
   // A CTA's memory may be written from outside only once it runs, hence the first cluster barrier.
   if constexpr (kClusterSize > 1) cluster_arrive();
-  int claimed = 0;
+  Claim claim{0, 0};
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&operands.a);
     prefetch_tensor_map(&operands.b[0]);
@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(shared.empty(stage), kReleases);
     }
     mbarrier_init_fence();
-    if (rank == 0) claimed = claim_worker(schedule);
+    if (rank == 0) claim = claim_work(schedule);
   }
   if constexpr (kClusterSize > 1) {
     __syncwarp();
@@ -316,7 +316,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x == 0 && rank == 0) {
     for (int peer = 0; peer < kClusterSize; ++peer) {
-      store_shared_cluster(map_to_rank(shared.worker(), peer), claimed);
+      store_shared_cluster(map_to_rank(shared.claim(), peer), claim.ticket);
+      store_shared_cluster(map_to_rank(shared.claim() + 4, peer), claim.worker);
     }
   }
   __syncthreads();
@@ -324,18 +325,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cluster_arrive();
     cluster_wait();
   }
-  const int worker = *reinterpret_cast<const int*>(memory + kBarrierOffset + 2 * kStages * 8);
+  const int* claimed = reinterpret_cast<const int*>(memory + kClaimOffset);
+  claim.ticket = claimed[0];
+  claim.worker = claimed[1];
 
   // Step 2: each warpgroup takes its role.
   if (group == 0) {
     set_max_registers_down<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      if (threadIdx.x == 0) produce(operands, epilogue, schedule, shared, worker, rank);
+      if (threadIdx.x == 0) produce(operands, epilogue, schedule, shared, claim, rank);
       __syncwarp();
     }
   } else {
     set_max_registers_up<kConsumerRegisters>();
-    consume(epilogue, schedule, shared, worker, rank, group - 1, threadIdx.x % 128);
+    consume(epilogue, schedule, shared, claim, rank, group - 1, threadIdx.x % 128);
   }
 
   // Step 3: nobody leaves while the other CTA may still write to its memory or barriers.

@@ -12,6 +12,7 @@ struct alignas(64) TensorMap {
 constexpr int kMaxBlocks = 8;     ///< row blocks that one operand or output may be made of
 constexpr int kMaxSms = 192;      ///< size of the table SM -> GPC
 constexpr int kMaxGroups = 16;    ///< GPCs (and lone TPCs) told apart
+constexpr int kTeam = 8;          ///< workers of one GPC that take a block of tiles together
 
 /// An axis cut into blocks that live in different buffers. Tiles never cross a block's edge, so a
 /// block's last tile may be ragged. With one block: first = {0, tiles}.
@@ -26,14 +27,18 @@ struct Schedule {
   int tiles_m, tiles_n;   ///< grid of cluster tiles
   int k_blocks;           ///< ceil(k / tile_k)
   int workers;            ///< clusters launched; each claims one worker id
-  int whole_tiles;        ///< tiles 0 .. whole_tiles-1 run whole: worker w takes w, w + workers, ...
-  int split_tiles;        ///< the rest, whose k-blocks are dealt out evenly over all workers
+  int whole_tiles;        ///< places 0 .. whole_tiles-1 in the order of tiles run whole
+  int split_tiles;        ///< the places after, whose k-blocks are dealt out evenly over all workers
+  int team_workers;       ///< workers 0 .. team_workers-1 stand in teams of kTeam in one GPC
+  int team_tiles;         ///< places that teams take; the other workers take the rest
   int group;              ///< width of a column group in tiles (see decode_tile)
+  int strip;              ///< height in tiles of a team's block
   int flush_period;       ///< k-blocks between two steps of a deferred epilogue
-  int claim_groups;       ///< GPC groups to claim from; 0: a ticket, -1: worker id = cluster id
+  int claim_groups;       ///< GPC groups to claim from; 0: worker ids in order of arrival
   BlockAxis axis_m, axis_n, axis_k;
   unsigned char sm_group[kMaxSms];          ///< GPC group of an SM
-  unsigned short group_first[kMaxGroups];   ///< first worker id of a group
+  unsigned char worker_at[kMaxSms];         ///< worker id of each place of each group
+  unsigned short group_first[kMaxGroups];   ///< where a group's places begin in worker_at
   unsigned short group_size[kMaxGroups];    ///< sizes add up to workers
   unsigned* claims;       ///< kMaxGroups + 2 counters, zero between launches; one set a stream
   float* partials;        ///< fp32 accumulators handed over by workers of split tiles

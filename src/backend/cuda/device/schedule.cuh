@@ -1,8 +1,9 @@
-// Who computes what, in which order. A worker is a cluster; worker w of W runs
+// Who computes what, in which order. A worker is a cluster. Each runs
 //   1. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
-//      are cut along k into W equal runs of k-blocks, done first so that hand-over hides;
-//   2. whole tiles w, w + W, w + 2 W, ...
-// Everything follows from the worker id, so results do not depend on timing.
+//      are cut along k into equal runs of k-blocks, one a worker, done first so that hand-over hides;
+//   2. whole tiles. Teams of kTeam workers in one GPC take blocks of kTeam neighbouring tiles, which
+//      share rows of A and B while they are on the way from L2; workers left over take single tiles.
+// Everything follows from ids claimed at the start, so results do not depend on timing.
 #pragma once
 
 namespace coda_device {
@@ -25,24 +26,29 @@ struct Tile {
   int column;     ///< column over all blocks: index into a row vector
 };
 
-/// Claims this cluster's worker id; call from one thread of the cluster. Neighbouring ids go to
-/// clusters of one GPC, which share tiles of an operand in flight. Every id is claimed exactly once
-/// wherever the hardware placed the clusters: a group that is full sends us on to the next, and
-/// sizes add up to the number of clusters.
-CODA_DEVICE int claim_worker(const Schedule& s) {
-  if (s.claim_groups < 0) return blockIdx.x / kClusterSize;
-  int worker = 0;
+/// What a cluster claims at its start.
+struct Claim {
+  int ticket;   ///< order of arrival: its share of the split tiles
+  int worker;   ///< its place in a team: its whole tiles
+};
+
+/// Call from one thread of the cluster. Every id is claimed exactly once wherever the hardware placed
+/// the clusters: a GPC group that is full sends us on to the next, and sizes add up to the clusters.
+/// Shares of split tiles go by arrival, so that at any time those running are a prefix; then the
+/// owner of a split tile never waits behind workers that cannot start (docs/cuda.md).
+CODA_DEVICE Claim claim_work(const Schedule& s) {
+  Claim claim;
   if (s.claim_groups == 0) {
-    // A ticket: ids in order of arrival, so that the workers running at any time are a prefix. Then
-    // an owner of a split tile never waits behind workers that cannot start (see docs/cuda.md).
-    worker = atomic_add(&s.claims[kMaxGroups], 1);
+    claim.ticket = atomic_add(&s.claims[kMaxGroups], 1);
+    claim.worker = claim.ticket;
   } else {
+    claim.ticket = kSplitTail ? atomic_add(&s.claims[kMaxGroups], 1) : 0;
     const u32 sm = sm_id();
     int group = sm < kMaxSms ? s.sm_group[sm] : 0;
     for (;;) {
       const int place = atomic_add(&s.claims[group], 1);
       if (place < s.group_size[group]) {
-        worker = s.group_first[group] + place;
+        claim.worker = s.worker_at[s.group_first[group] + place];
         break;
       }
       group = group + 1 < s.claim_groups ? group + 1 : 0;
@@ -52,17 +58,21 @@ CODA_DEVICE int claim_worker(const Schedule& s) {
   if (atomic_add_ordered(&s.claims[kMaxGroups + 1], 1) + 1 == s.workers) {
     for (int i = 0; i < kMaxGroups + 2; ++i) s.claims[i] = 0;
   }
-  return worker;
+  return claim;
 }
 
 /// Hands out a worker's segments: first its share of the split tiles, then whole tiles.
 class Work {
  public:
-  CODA_DEVICE Work(const Schedule& schedule, int worker)
-      : s_(schedule), worker_(worker), next_whole_(worker) {
+  CODA_DEVICE Work(const Schedule& schedule, Claim claim) : s_(schedule), ticket_(claim.ticket) {
+    const bool in_team = claim.worker < schedule.team_workers;
+    next_whole_ = in_team ? claim.worker
+                          : schedule.team_tiles + claim.worker - schedule.team_workers;
+    whole_step_ = in_team ? schedule.team_workers : schedule.workers - schedule.team_workers;
+    whole_end_ = in_team ? schedule.team_tiles : schedule.whole_tiles;
     if constexpr (kSplitTail) {
-      split_next_ = split_begin(worker);
-      split_end_ = split_begin(worker + 1);
+      split_next_ = split_begin(ticket_);
+      split_end_ = split_begin(ticket_ + 1);
     }
   }
 
@@ -76,7 +86,7 @@ class Work {
     segment.tile = s_.whole_tiles + index;
     segment.k_begin = split_next_ - index * s_.k_blocks;
     segment.k_end = end - index * s_.k_blocks;
-    segment.last_helper = worker_;
+    segment.last_helper = ticket_;
     if (segment.k_begin == 0) {
       while (split_begin(segment.last_helper + 1) < tile_end) ++segment.last_helper;
     }
@@ -89,8 +99,8 @@ class Work {
     segment.tile = next_whole_;
     segment.k_begin = 0;
     segment.k_end = s_.k_blocks;
-    next_whole_ += s_.workers;
-    return segment.tile < s_.whole_tiles;
+    next_whole_ += whole_step_;
+    return segment.tile < whole_end_;
   }
 
   CODA_DEVICE bool next(Segment& segment) {
@@ -101,14 +111,14 @@ class Work {
   }
 
  private:
-  CODA_DEVICE int split_begin(int worker) const {
-    return static_cast<int>(static_cast<long long>(worker) * s_.split_tiles * s_.k_blocks /
+  CODA_DEVICE int split_begin(int ticket) const {
+    return static_cast<int>(static_cast<long long>(ticket) * s_.split_tiles * s_.k_blocks /
                             s_.workers);
   }
 
   const Schedule& s_;
-  int worker_;
-  int next_whole_;
+  int ticket_;
+  int next_whole_, whole_step_, whole_end_;
   int split_next_ = 0;
   int split_end_ = 0;
 };
@@ -123,16 +133,25 @@ CODA_DEVICE int block_of(const BlockAxis& axis, int index) {
   return block;
 }
 
-/// Tiles are numbered down columns of `group` tiles: within a group n runs fastest, so that
-/// consecutive workers share rows of A while the group's slice of B stays in L2.
-CODA_DEVICE Tile decode_tile(const Schedule& s, int index, int rank) {
+/// The tile at a place in the order: column groups of `group` tiles one after the other; in a group,
+/// strips of `strip` rows of tiles from top to bottom; in a strip, blocks of kTeam tiles from left to
+/// right. So kTeam consecutive places form a block, and a wave of all teams a compact rectangle.
+CODA_DEVICE Tile decode_tile(const Schedule& s, int place, int rank) {
   const int per_group = s.group * s.tiles_m;
-  const int group = index / per_group;
+  const int group = place / per_group;
   const int first = group * s.group;
   const int width = min(s.group, s.tiles_n - first);
-  const int rest = index - group * per_group;
-  const int tile_m = rest / width;
-  const int tile_n = first + rest - tile_m * width;
+  int rest = place - group * per_group;
+  const int strip = rest / (width * s.strip);
+  rest -= strip * width * s.strip;
+  const int height = min(s.strip, s.tiles_m - strip * s.strip);
+  const int block_width = kTeam / s.strip;
+  const int block = rest / (block_width * height);
+  rest -= block * block_width * height;
+  const int this_width = min(block_width, width - block * block_width);
+  const int row = rest / this_width;
+  const int tile_m = strip * s.strip + row;
+  const int tile_n = first + block * block_width + rest - row * this_width;
 
   Tile tile;
   const int block_m = block_of<kBlocksM>(s.axis_m, tile_m);

@@ -17,7 +17,8 @@ constexpr u32 kStagingBytes = 16 * 128;                        // one TMA store 
 constexpr u32 kRingBytes = kStages * kStageBytes;
 constexpr u32 kStagingOffset = kRingBytes;
 constexpr u32 kBarrierOffset = kStagingOffset + kConsumers * 4 * 2 * kStagingBytes;
-constexpr u32 kSharedBytes = kBarrierOffset + 2 * kStages * 8 + 16;
+constexpr u32 kClaimOffset = kBarrierOffset + 2 * kStages * 8;
+constexpr u32 kSharedBytes = kClaimOffset + 16;
 static_assert(kSharedBytes <= kSharedLimit, "the prelude asks for too many stages");
 static_assert(!(kPingPong && kSplitTail), "split tiles need both warpgroups on one tile");
 static_assert(kClusterM == 1 || kClusterN == 1, "a cluster shares one operand");
