@@ -1,5 +1,6 @@
 // Races coda's GEMMs against cuBLAS, as `coda bench gemm` does, with few libraries beside it.
-//   gemm_cuda [--layer D]... [--sweep] [--shape "NT 16384 2048 2048"]... [--configs a,b] [--no-sustained]
+//   gemm_cuda [--layer D]... [--sweep] [--shape "NT 16384 2048 2048"]... [--configs a,b]
+//   [--no-sustained]
 //             [--no-interleaved] [--no-check] [--seconds 0.3] [--rounds 2] [--json FILE]
 #include <cstdio>
 #include <cstdlib>

@@ -23,7 +23,8 @@ struct Operands {
       : a(s.m * s.k * size_of(s.operand)),
         b(s.n * s.k * size_of(s.operand)),
         c(s.m * s.n * size_of(s.output)) {
-    const auto block = [](const DeviceBuffer& buffer, Major major, std::int64_t mn, std::int64_t k) {
+    const auto block = [](const DeviceBuffer& buffer, Major major, std::int64_t mn,
+                          std::int64_t k) {
       return major == Major::k ? MatrixBlock{buffer.pointer(), mn, k, k}
                                : MatrixBlock{buffer.pointer(), k, mn, mn};
     };
@@ -35,15 +36,13 @@ struct Operands {
     poison(s, stream);
   }
   /// NaN everywhere; zero where the product is added to what is there.
-  void poison(const GemmShape& s, const Stream& stream) {
-    c.fill(s.accumulate ? 0 : 0xff, stream);
-  }
+  void poison(const GemmShape& s, const Stream& stream) { c.fill(s.accumulate ? 0 : 0xff, stream); }
 };
 
 struct Contender {
   std::string name;
   std::function<void()> launch;
-  std::vector<double> turns;   ///< milliseconds, interleaved
+  std::vector<double> turns;  ///< milliseconds, interleaved
   double interleaved = 0, sustained = 0;
   double error = 0;
 };
@@ -63,10 +62,10 @@ double time_once(const Stream& stream, const std::function<void()>& launch, int 
 }
 
 void race_interleaved(const Stream& stream, std::vector<Contender>& contenders, double total_ms) {
-  constexpr double kBudget = 150;   // milliseconds a shape
+  constexpr double kBudget = 150;  // milliseconds a shape
   const int rounds = std::clamp(static_cast<int>(kBudget / total_ms), 9, 60);
   std::vector<Event> marks(contenders.size() + 1);
-  for (int round = -2; round < rounds; ++round) {   // two to warm up
+  for (int round = -2; round < rounds; ++round) {  // two to warm up
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       marks[i].record(stream);
       contenders[i].launch();
@@ -139,7 +138,8 @@ BenchGemmRow bench_shape(const GemmShape& s, const BenchGemmOptions& options, co
   std::vector<Contender> contenders;
   contenders.push_back({"cublas", [&] { cublas.gemm(s, operands.view); }, {}, 0, 0, 0});
   for (std::size_t i = 0; i < gemms.size(); ++i) {
-    contenders.push_back({names[i], [&stream, &gemm = gemms[i]] { gemm.launch(stream); }, {}, 0, 0, 0});
+    contenders.push_back(
+        {names[i], [&stream, &gemm = gemms[i]] { gemm.launch(stream); }, {}, 0, 0, 0});
   }
 
   double total_ms = 0;
@@ -175,12 +175,12 @@ std::string row_text(const BenchGemmRow& row) {
   const double flops = 2.0 * row.shape.m * row.shape.n * row.shape.k;
   for (const auto& entry : row.entries) {
     const double ms = entry.sustained_ms > 0 ? entry.sustained_ms : entry.interleaved_ms;
-    text += fmt::format("{:<28} {:<24}{} I {:8.4f} / {:8.4f} = {:.3f}  S {:8.4f} / {:8.4f} = {:.3f}"
-                        "  {:4.0f} TFLOP/s  err {:.2e} ({:.2e})\n",
-                        to_text(row.shape), entry.config, entry.picked ? "*" : " ",
-                        row.cublas_interleaved_ms, entry.interleaved_ms, entry.interleaved_ratio,
-                        row.cublas_sustained_ms, entry.sustained_ms, entry.sustained_ratio,
-                        flops / ms * 1e-9, entry.error, row.cublas_error);
+    text += fmt::format(
+        "{:<28} {:<24}{} I {:8.4f} / {:8.4f} = {:.3f}  S {:8.4f} / {:8.4f} = {:.3f}"
+        "  {:4.0f} TFLOP/s  err {:.2e} ({:.2e})\n",
+        to_text(row.shape), entry.config, entry.picked ? "*" : " ", row.cublas_interleaved_ms,
+        entry.interleaved_ms, entry.interleaved_ratio, row.cublas_sustained_ms, entry.sustained_ms,
+        entry.sustained_ratio, flops / ms * 1e-9, entry.error, row.cublas_error);
   }
   return text;
 }
@@ -309,8 +309,8 @@ BenchGemmReport bench_gemm(const BenchGemmOptions& options, bool verbose) {
 }
 
 std::string BenchGemmReport::table() const {
-  std::string text = fmt::format("{}, cuBLAS {}: cuBLAS ms / ours = ratio (above 1: ours is faster)\n",
-                                 device, cublas);
+  std::string text = fmt::format(
+      "{}, cuBLAS {}: cuBLAS ms / ours = ratio (above 1: ours is faster)\n", device, cublas);
   double log_i = 0, log_s = 0, least_i = 1e9, least_s = 1e9;
   int count = 0;
   for (const auto& row : rows) {
@@ -325,29 +325,32 @@ std::string BenchGemmReport::table() const {
     }
   }
   if (count > 0) {
-    text += fmt::format("picked, {} shapes: geometric mean I {:.4f}, S {:.4f}; least I {:.4f}, S "
-                        "{:.4f}\n",
-                        count, std::exp(log_i / count), std::exp(log_s / count), least_i, least_s);
+    text += fmt::format(
+        "picked, {} shapes: geometric mean I {:.4f}, S {:.4f}; least I {:.4f}, S "
+        "{:.4f}\n",
+        count, std::exp(log_i / count), std::exp(log_s / count), least_i, least_s);
   }
   return text;
 }
 
 std::string BenchGemmReport::json() const {
-  std::string text = fmt::format("{{\"device\": \"{}\", \"cublas\": \"{}\", \"rows\": [", device, cublas);
+  std::string text =
+      fmt::format("{{\"device\": \"{}\", \"cublas\": \"{}\", \"rows\": [", device, cublas);
   bool first_row = true;
   for (const auto& row : rows) {
-    text += fmt::format("{}\n {{\"shape\": \"{}\", \"cublas_interleaved_ms\": {:.6f}, "
-                        "\"cublas_sustained_ms\": {:.6f}, \"cublas_error\": {:.4e}, \"entries\": [",
-                        first_row ? "" : ",", to_text(row.shape), row.cublas_interleaved_ms,
-                        row.cublas_sustained_ms, row.cublas_error);
+    text += fmt::format(
+        "{}\n {{\"shape\": \"{}\", \"cublas_interleaved_ms\": {:.6f}, "
+        "\"cublas_sustained_ms\": {:.6f}, \"cublas_error\": {:.4e}, \"entries\": [",
+        first_row ? "" : ",", to_text(row.shape), row.cublas_interleaved_ms,
+        row.cublas_sustained_ms, row.cublas_error);
     first_row = false;
     bool first = true;
     for (const auto& entry : row.entries) {
-      text += fmt::format("{}\n  {{\"config\": \"{}\", \"picked\": {}, \"interleaved_ms\": {:.6f}, "
-                          "\"sustained_ms\": {:.6f}, \"error\": {:.4e}}}",
-                          first ? "" : ",", entry.config, entry.picked, entry.interleaved_ms,
-                          entry.sustained_ms,
-                          std::isfinite(entry.error) ? entry.error : -1.0);
+      text += fmt::format(
+          "{}\n  {{\"config\": \"{}\", \"picked\": {}, \"interleaved_ms\": {:.6f}, "
+          "\"sustained_ms\": {:.6f}, \"error\": {:.4e}}}",
+          first ? "" : ",", entry.config, entry.picked, entry.interleaved_ms, entry.sustained_ms,
+          std::isfinite(entry.error) ? entry.error : -1.0);
       first = false;
     }
     text += "]}";

@@ -31,14 +31,14 @@ struct BenchGemmOptions {
   bool sustained = true;
   double block_seconds = 0.3;
   int sustained_rounds = 2;
-  bool check = true;   ///< compare a slice of each output with float64
+  bool check = true;  ///< compare a slice of each output with float64
 };
 
 struct BenchGemmEntry {
   std::string config;
-  double interleaved_ms = 0, sustained_ms = 0;          ///< ours
-  double interleaved_ratio = 0, sustained_ratio = 0;    ///< cuBLAS's time / ours
-  double error = 0;                                     ///< relative, against float64
+  double interleaved_ms = 0, sustained_ms = 0;        ///< ours
+  double interleaved_ratio = 0, sustained_ratio = 0;  ///< cuBLAS's time / ours
+  double error = 0;                                   ///< relative, against float64
   bool picked = false;
 };
 struct BenchGemmRow {

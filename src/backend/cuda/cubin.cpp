@@ -74,8 +74,8 @@ CubinResources read_cubin(std::string_view cubin, const std::string& entry) {
     if (format == kHasLength && length >= 8 && (code == kFrameSize || code == kRegisterCount)) {
       const auto symbol_index = read_at<std::uint32_t>(cubin, at + 4, entry);
       const auto value = read_at<std::uint32_t>(cubin, at + 8, entry);
-      const auto symbol = read_at<Elf64_Sym>(
-          cubin, symbols->sh_offset + symbol_index * sizeof(Elf64_Sym), entry);
+      const auto symbol =
+          read_at<Elf64_Sym>(cubin, symbols->sh_offset + symbol_index * sizeof(Elf64_Sym), entry);
       if (name_at(cubin, strings + symbol.st_name, entry) == entry) {
         (code == kFrameSize ? resources.frame_bytes : resources.registers) =
             static_cast<int>(value);

@@ -8,9 +8,9 @@
 namespace coda::cuda {
 
 struct CubinResources {
-  int registers = 0;      ///< a thread, at launch
-  int frame_bytes = 0;    ///< stack frame; spills live there
-  int shared_bytes = 0;   ///< static shared memory
+  int registers = 0;     ///< a thread, at launch
+  int frame_bytes = 0;   ///< stack frame; spills live there
+  int shared_bytes = 0;  ///< static shared memory
 };
 
 /// Resources of kernel `entry`. Throws BackendError when the bytes are no cubin with that kernel.

@@ -38,7 +38,8 @@ std::string open_cublas() {
     }
     bool complete = true;
     const auto get = [&](const char* name, auto& function) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
       complete = complete && function != nullptr;
     };
     get("cublasCreate_v2", api.create);
@@ -78,7 +79,7 @@ Cublas::Cublas(const Stream& stream) : handle_(std::make_unique<Handle>()) {
   Device::get().use();
   check_cublas(api.create(&handle_->value), "cublasCreate");
   check_cublas(api.set_stream(handle_->value, stream.handle()), "cublasSetStream");
-  constexpr std::size_t kWorkspaceBytes = 32 << 20;   // what torch gives it on Hopper
+  constexpr std::size_t kWorkspaceBytes = 32 << 20;  // what torch gives it on Hopper
   workspace_ = DeviceBuffer(kWorkspaceBytes);
   check_cublas(api.set_workspace(handle_->value, reinterpret_cast<void*>(workspace_.pointer()),
                                  kWorkspaceBytes),
@@ -102,16 +103,15 @@ void Cublas::gemm(const GemmShape& shape, const GemmOperands& operands) {
   const float alpha = 1.0f, beta = shape.accumulate ? 1.0f : 0.0f;
   const auto& b = operands.b.at(0);
   const auto& c = operands.c.at(0);
-  check_cublas(
-      api.gemm_ex(handle_->value, shape.b == Major::k ? kTransposed : kNormal,
-                  shape.a == Major::k ? kNormal : kTransposed, static_cast<int>(shape.n),
-                  static_cast<int>(shape.m), static_cast<int>(shape.k), &alpha,
-                  reinterpret_cast<void*>(b.pointer), cuda_type(shape.operand),
-                  static_cast<int>(b.stride), reinterpret_cast<void*>(operands.a.pointer),
-                  cuda_type(shape.operand), static_cast<int>(operands.a.stride), &beta,
-                  reinterpret_cast<void*>(c.pointer), cuda_type(shape.output),
-                  static_cast<int>(c.stride), kCompute32F, kTensorOp),
-      "cublasGemmEx");
+  check_cublas(api.gemm_ex(handle_->value, shape.b == Major::k ? kTransposed : kNormal,
+                           shape.a == Major::k ? kNormal : kTransposed, static_cast<int>(shape.n),
+                           static_cast<int>(shape.m), static_cast<int>(shape.k), &alpha,
+                           reinterpret_cast<void*>(b.pointer), cuda_type(shape.operand),
+                           static_cast<int>(b.stride), reinterpret_cast<void*>(operands.a.pointer),
+                           cuda_type(shape.operand), static_cast<int>(operands.a.stride), &beta,
+                           reinterpret_cast<void*>(c.pointer), cuda_type(shape.output),
+                           static_cast<int>(c.stride), kCompute32F, kTensorOp),
+               "cublasGemmEx");
 }
 
 }  // namespace coda::cuda

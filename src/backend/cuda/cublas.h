@@ -1,5 +1,5 @@
-// cuBLAS, opened at run time: the yardstick of benchmarks and accuracy tests. Nothing that coda runs
-// depends on it.
+// cuBLAS, opened at run time: the yardstick of benchmarks and accuracy tests. Nothing that coda
+// runs depends on it.
 #pragma once
 
 #include <memory>

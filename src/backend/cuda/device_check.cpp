@@ -47,8 +47,8 @@ void DeviceCheck::make_reference(const GemmShape& shape, const GemmOperands& ope
   p.m = static_cast<int>(rows);
   p.n = static_cast<int>(shape.n);
   p.k = static_cast<int>(shape.k);
-  const auto kernel = KernelStore::get().load(
-      plain_gemm_source(shape.operand, DType::f64, false, DType::f64));
+  const auto kernel =
+      KernelStore::get().load(plain_gemm_source(shape.operand, DType::f64, false, DType::f64));
   const std::int64_t grid = (rows + 63) / 64 * ((shape.n + 63) / 64);
   kernel.launch(stream_, static_cast<unsigned>(grid), 256, 1, {&p});
 }

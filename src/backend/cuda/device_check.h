@@ -9,8 +9,8 @@ namespace coda::cuda {
 
 /// What a GEMM's output was compared with a float64 product of the same operands.
 struct ErrorReport {
-  double relative = 0;          ///< |x - reference| / |reference|, Frobenius norms, finite elements
-  double not_finite = 0;        ///< elements that are NaN or infinite
+  double relative = 0;    ///< |x - reference| / |reference|, Frobenius norms, finite elements
+  double not_finite = 0;  ///< elements that are NaN or infinite
 };
 
 class DeviceCheck {

@@ -4,7 +4,7 @@
 namespace coda::cuda {
 
 struct DeviceSource {
-  const char* name;   ///< file name, such as "ptx.cuh"
+  const char* name;  ///< file name, such as "ptx.cuh"
   const char* text;
 };
 

@@ -22,7 +22,9 @@ void load(void* library, const char* name, Function& function, std::string& prob
 }
 
 void load_all(void* library, Driver& d, std::string& problem) {
-  const auto get = [&](const char* name, auto& function) { load(library, name, function, problem); };
+  const auto get = [&](const char* name, auto& function) {
+    load(library, name, function, problem);
+  };
   get("cuInit", d.init);
   get("cuDriverGetVersion", d.driver_get_version);
   get("cuGetErrorName", d.get_error_name);
@@ -101,8 +103,8 @@ Loaded open_driver() {
   if (major != 9 || minor != 0) {
     char name[128] = {};
     loaded.driver.device_get_name(name, sizeof(name), device);
-    loaded.problem = fmt::format(
-        "{}: expected compute capability 9.0 (H100, H200), got {}.{}", name, major, minor);
+    loaded.problem = fmt::format("{}: expected compute capability 9.0 (H100, H200), got {}.{}",
+                                 name, major, minor);
   }
   return loaded;
 }

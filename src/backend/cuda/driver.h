@@ -1,5 +1,5 @@
-// The CUDA driver, opened at run time: libcuda's functions and our own declarations of the few types
-// they take. No CUDA header or library is needed to build. Knows nothing of GEMM.
+// The CUDA driver, opened at run time: libcuda's functions and our own declarations of the few
+// types they take. No CUDA header or library is needed to build. Knows nothing of GEMM.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace coda::cuda {
 
-using DevicePointer = std::uint64_t;   // CUdeviceptr
+using DevicePointer = std::uint64_t;  // CUdeviceptr
 using ContextHandle = struct ContextTag*;
 using StreamHandle = struct StreamTag*;
 using EventHandle = struct EventTag*;
@@ -33,7 +33,7 @@ inline constexpr int kLaunchClusterDimension = 4;
 struct LaunchAttribute {
   int id;
   int pad;
-  unsigned value[16];   ///< 64-byte union; cluster dimensions are the first three words
+  unsigned value[16];  ///< 64-byte union; cluster dimensions are the first three words
 };
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z;

@@ -16,7 +16,7 @@ using coda_device::kMaxSms;
 using coda_device::PlainParams;
 using coda_device::TensorMap;
 
-constexpr int kThreads = 384;   // tile_config.cuh
+constexpr int kThreads = 384;  // tile_config.cuh
 constexpr std::int64_t kTileK = 64;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -28,10 +28,14 @@ bool fits_tma(const MatrixBlock& block, std::size_t element) {
 
 TensorMapType map_type(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return TensorMapType::bf16;
-    case DType::f16: return TensorMapType::f16;
-    case DType::f32: return TensorMapType::f32;
-    default: throw_error<InternalError>("gemm: no tensor map for {}", name_of(dtype));
+    case DType::bf16:
+      return TensorMapType::bf16;
+    case DType::f16:
+      return TensorMapType::f16;
+    case DType::f32:
+      return TensorMapType::f32;
+    default:
+      throw_error<InternalError>("gemm: no tensor map for {}", name_of(dtype));
   }
 }
 
@@ -133,8 +137,8 @@ std::vector<MatrixBlock> column_blocks(const GemmShape& s, const GemmOperands& o
   return blocks;
 }
 
-/// Deals worker ids to the GPC groups: full teams first, then a team and single workers made of what
-/// is left over. Needs every cluster of the chip, since a claim may name any of them.
+/// Deals worker ids to the GPC groups: full teams first, then a team and single workers made of
+/// what is left over. Needs every cluster of the chip, since a claim may name any of them.
 void place_teams(coda_device::Schedule& s, int cluster) {
   const GpcMap& map = gpc_map();
   if (map.group_sms.empty() || map.group_of_sm.size() > kMaxSms) return;
@@ -175,8 +179,8 @@ void place_teams(coda_device::Schedule& s, int cluster) {
 
 namespace {
 constexpr std::size_t kMaxCtas = kMaxSms;
-constexpr std::size_t kFlagCount = kMaxCtas * 2;          // a consumer warpgroup
-constexpr std::size_t kLargestSplitTile = 128 * 256;      // of a CTA
+constexpr std::size_t kFlagCount = kMaxCtas * 2;      // a consumer warpgroup
+constexpr std::size_t kLargestSplitTile = 128 * 256;  // of a CTA
 }  // namespace
 
 GemmWorkspace::GemmWorkspace(const Stream& stream)
@@ -184,9 +188,7 @@ GemmWorkspace::GemmWorkspace(const Stream& stream)
       partials_(kMaxCtas * kLargestSplitTile * sizeof(float)) {
   counters_.fill(0, stream);
 }
-unsigned* GemmWorkspace::claims() const {
-  return reinterpret_cast<unsigned*>(counters_.pointer());
-}
+unsigned* GemmWorkspace::claims() const { return reinterpret_cast<unsigned*>(counters_.pointer()); }
 unsigned* GemmWorkspace::flags() const { return claims() + kMaxGroups + 2; }
 float* GemmWorkspace::partials() const { return reinterpret_cast<float*>(partials_.pointer()); }
 
@@ -247,8 +249,7 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   const int slice_b = c.tile_n / (c.cluster_m > 1 ? c.cluster() : 1);
   operand_params_.a = encode(operands.a, shape.operand, shape.a == Major::k ? slice_a : 64);
   for (std::size_t i = 0; i < operands.b.size(); ++i) {
-    operand_params_.b[i] =
-        encode(operands.b[i], shape.operand, shape.b == Major::k ? slice_b : 64);
+    operand_params_.b[i] = encode(operands.b[i], shape.operand, shape.b == Major::k ? slice_b : 64);
   }
   const auto outputs = column_blocks(shape, operands);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -269,9 +270,10 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   s.k = static_cast<int>(shape.k);
   const std::int64_t cluster_rows = c.tile_m() * c.cluster_m;
   const std::int64_t cluster_columns = c.tile_n * c.cluster_n;
-  s.axis_m = cut_axis(variant.blocks_m > 1 ? rows_of(operands.c) : std::vector{shape.m}, cluster_rows);
-  s.axis_n = cut_axis(variant.blocks_n > 1 ? rows_of(operands.b) : std::vector{shape.n},
-                      cluster_columns);
+  s.axis_m =
+      cut_axis(variant.blocks_m > 1 ? rows_of(operands.c) : std::vector{shape.m}, cluster_rows);
+  s.axis_n =
+      cut_axis(variant.blocks_n > 1 ? rows_of(operands.b) : std::vector{shape.n}, cluster_columns);
   s.axis_k = cut_axis(variant.blocks_k > 1 ? rows_of(operands.b) : std::vector{shape.k}, kTileK);
   s.tiles_m = s.axis_m.first[variant.blocks_m];
   s.tiles_n = s.axis_n.first[variant.blocks_n];
@@ -283,18 +285,20 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   s.workers = split.workers;
   s.whole_tiles = static_cast<int>(split.whole_tiles);
   s.split_tiles = static_cast<int>(split.split_tiles);
-  s.group = std::max(1, static_cast<int>(c.group_columns / cluster_columns));
+  s.split_workers = split.split_workers;
+  // About 2048 columns of B stay in L2 while the rows of A pass by; whole teams.
+  constexpr int kTeam = coda_device::kTeam;
+  constexpr int kGroupColumns = 2048;
+  s.group = std::max<int>(1, kGroupColumns / cluster_columns / kTeam) * kTeam;
   // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
   s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
   s.claims = workspace.claims();
   s.flags = workspace.flags();
   s.partials = workspace.partials();
 
-  s.strip = c.strip;
   s.team_workers = s.workers;
   s.team_tiles = s.whole_tiles;
-  if (s.workers == max_workers && !(c.lab & 1)) place_teams(s, c.cluster());
-  if (c.lab & 2) { s.team_workers = s.workers; s.team_tiles = s.whole_tiles; int at = 0; for (int i = 0; i < s.workers; ++i) s.worker_at[i] = at++; }
+  if (s.workers == max_workers) place_teams(s, c.cluster());
   grid_ = static_cast<unsigned>(s.workers * c.cluster());
 }
 
@@ -336,7 +340,7 @@ void Gemm::launch(const Stream& stream) const {
                    {pointer(operand_params_), pointer(store_params_), pointer(schedule_)});
   }
   for (const auto& p : plain_params_) {
-    constexpr unsigned kTile = 64;   // plain_gemm.cuh
+    constexpr unsigned kTile = 64;  // plain_gemm.cuh
     const std::int64_t grid = ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
     kernel_.launch(stream, static_cast<unsigned>(grid), 256, 1, {pointer(p)});
   }

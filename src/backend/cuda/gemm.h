@@ -22,9 +22,9 @@ struct MatrixBlock {
 /// Where the operands are. Blocks of a list lie one below the other (or, for c beside a K-major
 /// list b, one beside the other) in the mathematical matrix, anywhere in memory.
 struct GemmOperands {
-  MatrixBlock a;                 ///< [M, K], or [K, M] if M-major
-  std::vector<MatrixBlock> b;    ///< row blocks of [N, K], or of [K, N] if N-major
-  std::vector<MatrixBlock> c;    ///< [M, N]; or row blocks of it; or a column block for each of b
+  MatrixBlock a;               ///< [M, K], or [K, M] if M-major
+  std::vector<MatrixBlock> b;  ///< row blocks of [N, K], or of [K, N] if N-major
+  std::vector<MatrixBlock> c;  ///< [M, N]; or row blocks of it; or a column block for each of b
 };
 
 /// Scratch memory of the kernels that run on one stream: two GEMMs that share it must not overlap.
@@ -41,8 +41,8 @@ class GemmWorkspace {
   DeviceBuffer partials_;
 };
 
-/// A GEMM ready to launch, any number of times, also inside a graph. Holds no memory of its own; the
-/// operands and the workspace must outlive it.
+/// A GEMM ready to launch, any number of times, also inside a graph. Holds no memory of its own;
+/// the operands and the workspace must outlive it.
 class Gemm {
  public:
   /// `config`: null lets the heuristic choose. Throws UsageError when shapes do not fit together.
@@ -70,7 +70,7 @@ class Gemm {
   coda_device::OperandParams operand_params_{};
   coda_device::StoreParams store_params_{};
   coda_device::Schedule schedule_{};
-  std::vector<coda_device::PlainParams> plain_params_;   ///< one launch each
+  std::vector<coda_device::PlainParams> plain_params_;  ///< one launch each
 };
 
 }  // namespace coda::cuda

@@ -20,25 +20,17 @@ unsigned GemmConfig::shared_bytes() const {
 const std::vector<GemmConfig>& gemm_candidates() {
   static const std::vector<GemmConfig> candidates = {
       // name                  tile_n blk stg  cm cn  pp     defer  split
-      {"coop_128x256_2x1",        256, 1,  4,  2, 1, false, true,  false},
-      {"coop_128x256_2x1_split",  256, 1,  4,  2, 1, false, true,  true},
-      {"coop_128x256",            256, 1,  4,  1, 1, false, true,  false},
-      {"coop_128x256_split",      256, 1,  4,  1, 1, false, true,  true},
-      {"coop_256x128_1x2",        128, 2,  4,  1, 2, false, true,  false},
-      {"coop_128x192",            192, 1,  4,  1, 1, false, true,  false},
-      {"coop_128x192_split",      192, 1,  4,  1, 1, false, true,  true},
-      {"coop_128x128",            128, 1,  6,  1, 1, false, true,  false},
-      {"coop_128x128_split",      128, 1,  6,  1, 1, false, true,  true},
-      {"coop_128x64_split",        64, 1,  8,  1, 1, false, true,  true},
-      {"pp_128x128",              128, 2,  6,  1, 1, true,  false, false},
-      {"pp_128x128_2x1",          128, 2,  6,  2, 1, true,  false, false},
-      {"dg_nogpc",   256, 1,  4,  2, 1, false, true,  false, 1},
-      {"dg_old",   256, 1,  4,  2, 1, false, true,  false, 2, 2048, 1},
-      {"dg_s1",   256, 1,  4,  2, 1, false, true,  false, 0, 2048, 1},
-      {"dg_s4",   256, 1,  4,  2, 1, false, true,  false, 0, 2048, 4},
-      {"dg_s2g16",   256, 1,  4,  2, 1, false, true,  false, 0, 4096, 2},
-      {"dg_s2g4",   256, 1,  4,  2, 1, false, true,  false, 0, 1024, 2},
-      {"pp_128x192",              192, 2,  4,  1, 1, true,  false, false},
+      {"coop_128x256_2x1", 256, 1, 4, 2, 1, false, true, false},
+      {"coop_128x256_2x1_split", 256, 1, 4, 2, 1, false, true, true},
+      {"coop_128x256_split", 256, 1, 4, 1, 1, false, true, true},
+      {"coop_256x128_1x2", 128, 2, 4, 1, 2, false, true, false},
+      {"coop_128x192_split", 192, 1, 4, 1, 1, false, true, true},
+      {"coop_128x128_split", 128, 1, 6, 1, 1, false, true, true},
+      {"coop_128x64_split", 64, 1, 8, 1, 1, false, true, true},
+      {"pp_128x128", 128, 2, 6, 1, 1, true, false, false},
+      {"pp_128x128_2x1", 128, 2, 6, 2, 1, true, false, false},
+      {"pp_128x192", 192, 2, 4, 1, 1, true, false, false},
+      {"pp_128x192_1x2", 192, 2, 4, 1, 2, true, false, false},
   };
   return candidates;
 }
@@ -54,24 +46,20 @@ const GemmConfig& gemm_candidate(const std::string& name) {
 
 TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers, bool split_tail) {
   TileSplit split;
+  split.whole_tiles = tiles;
+  split.workers = static_cast<int>(std::min<std::int64_t>(tiles, max_workers));
   const std::int64_t remainder = tiles % max_workers;
   // A last wave that is nearly full is cheaper to run whole than to hand over.
   constexpr double kNearlyFull = 0.75;
-  if (!split_tail || remainder == 0 || remainder > kNearlyFull * max_workers) {
-    split.whole_tiles = tiles;
-    split.workers = static_cast<int>(std::min<std::int64_t>(tiles, max_workers));
-    return split;
-  }
-  split.whole_tiles = tiles - remainder;
+  if (!split_tail || remainder == 0 || remainder > kNearlyFull * max_workers) return split;
+  // Every share should be a few k-blocks, else handing over costs more than it saves.
+  constexpr std::int64_t kFewest = 4;
+  const std::int64_t shares = std::min<std::int64_t>(max_workers, remainder * k_blocks / kFewest);
+  if (shares <= remainder) return split;
+  split.split_workers = static_cast<int>(shares);
   split.split_tiles = remainder;
-  split.workers = max_workers;
-  if (split.whole_tiles == 0) {
-    // Every worker should get a few k-blocks, else handing over costs more than it saves.
-    constexpr std::int64_t kFewest = 4;
-    const std::int64_t useful = std::max<std::int64_t>(remainder, remainder * k_blocks / kFewest);
-    split.workers = static_cast<int>(std::min<std::int64_t>(max_workers, useful));
-    if (split.workers == remainder) return {remainder, 0, split.workers};
-  }
+  split.whole_tiles = tiles - remainder;
+  split.workers = split.whole_tiles == 0 ? split.split_workers : max_workers;
   return split;
 }
 
@@ -92,10 +80,10 @@ double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_
   const double tile_end = (hidden ? 800 : 2800) * area / 32768;
   const double per_tile = k_blocks * block / efficiency + tile_end;
 
-  double cycles = 3000;   // launch, first loads
+  double cycles = 3000;  // launch, first loads
   cycles += static_cast<double>(ceil_div(split.whole_tiles, split.workers)) * per_tile;
   if (split.split_tiles > 0) {
-    const double share = static_cast<double>(split.split_tiles) * k_blocks / split.workers;
+    const double share = static_cast<double>(split.split_tiles) * k_blocks / split.split_workers;
     cycles += share * block / efficiency + 5000 * area / 32768 + tile_end;
   }
   constexpr double kClock = 1.55e9;

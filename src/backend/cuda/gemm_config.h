@@ -1,5 +1,5 @@
-// What a GEMM computes (GemmShape), how (GemmConfig), the table of candidates and the heuristic that
-// picks one without measuring. Pure arithmetic: needs no GPU.
+// What a GEMM computes (GemmShape), how (GemmConfig), the table of candidates and the heuristic
+// that picks one without measuring. Pure arithmetic: needs no GPU.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ enum class Major { k, mn };
 /// NN (B is [K, N]), weight gradients TN (A is [K, M], B is [K, N]).
 struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
-  DType operand = DType::bf16;   ///< bf16, f16; f32 runs on the plain kernel
-  DType output = DType::bf16;    ///< bf16, f16, f32
-  bool accumulate = false;       ///< C += A B^T; f32 output only
+  DType operand = DType::bf16;  ///< bf16, f16; f32 runs on the plain kernel
+  DType output = DType::bf16;   ///< bf16, f16, f32
+  bool accumulate = false;      ///< C += A B^T; f32 output only
   Major a = Major::k;
   Major b = Major::k;
 
@@ -31,16 +31,13 @@ struct GemmShape {
 struct GemmConfig {
   const char* name;
   int tile_n;
-  int wg_blocks;     ///< 64-row blocks of C a consumer warpgroup holds: 1 or 2
+  int wg_blocks;  ///< 64-row blocks of C a consumer warpgroup holds: 1 or 2
   int stages;
-  int cluster_m;     ///< CTAs that share B
-  int cluster_n;     ///< CTAs that share A
+  int cluster_m;  ///< CTAs that share B
+  int cluster_n;  ///< CTAs that share A
   bool ping_pong;
-  bool defer;        ///< 16-bit outputs leave during the next tile's mainloop
-  bool split_tail;   ///< the last partial wave is split along k
-  int lab = 0;
-  int group_columns = 2048;
-  int strip = 2;
+  bool defer;       ///< 16-bit outputs leave during the next tile's mainloop
+  bool split_tail;  ///< the last partial wave is split along k
 
   int tile_m() const { return 64 * wg_blocks * (ping_pong ? 1 : 2); }
   int cluster() const { return cluster_m * cluster_n; }
@@ -66,6 +63,7 @@ struct TileSplit {
   std::int64_t whole_tiles = 0;
   std::int64_t split_tiles = 0;
   int workers = 0;
+  int split_workers = 1;  ///< of these; each gets at least one k-block of the split tiles
 };
 TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers, bool split_tail);
 

@@ -28,11 +28,16 @@ const char* text_of(Major major) { return major == Major::k ? "k" : "mn"; }
 
 const char* element_of(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return "Bf16";
-    case DType::f16: return "F16";
-    case DType::f32: return "F32";
-    case DType::f64: return "F64";
-    default: throw_error<InternalError>("gemm: no element type for {}", name_of(dtype));
+    case DType::bf16:
+      return "Bf16";
+    case DType::f16:
+      return "F16";
+    case DType::f32:
+      return "F32";
+    case DType::f64:
+      return "F64";
+    default:
+      throw_error<InternalError>("gemm: no element type for {}", name_of(dtype));
   }
 }
 
@@ -61,10 +66,11 @@ std::string wgmma_function(int n, DType operand, Major a, Major b) {
 std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
   const bool wide = variant.output == DType::f32;
   const bool direct = variant.store == StorePath::direct;
-  std::string text = fmt::format("// {} {}{} {} -> {}\n", config.name, text_of(variant.a),
-                                 text_of(variant.b), name_of(variant.operand),
-                                 name_of(variant.output));
-  text += "namespace coda_device {\nenum class Major { k, mn };\nenum class Type { bf16, f16, f32 };\n";
+  std::string text =
+      fmt::format("// {} {}{} {} -> {}\n", config.name, text_of(variant.a), text_of(variant.b),
+                  name_of(variant.operand), name_of(variant.output));
+  text +=
+      "namespace coda_device {\nenum class Major { k, mn };\nenum class Type { bf16, f16, f32 };\n";
   const auto number = [&](const char* name, int value) {
     text += fmt::format("constexpr int {} = {};\n", name, value);
   };
@@ -79,8 +85,7 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
   number("kBlocksM", variant.blocks_m);
   number("kBlocksN", variant.blocks_n);
   number("kBlocksK", variant.blocks_k);
-  number("kLab", config.lab);
-  number("kSharedLimit", 232448);   // of sm_90, a CTA
+  number("kSharedLimit", 232448);  // of sm_90, a CTA
   flag("kPingPong", config.ping_pong);
   flag("kSplitTail", config.split_tail);
   flag("kAccumulate", variant.accumulate);
@@ -130,7 +135,7 @@ KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DTy
 KernelSource probe_source() {
   KernelSource source{"gpc_probe", "coda_gpc_probe", "", 0};
   append(source.text, {"params.cuh", "ptx.cuh", "gpc_probe.cuh"});
-  source.shared_bytes = 200 * 1024;   // so that an SM holds one CTA
+  source.shared_bytes = 200 * 1024;  // so that an SM holds one CTA
   return source;
 }
 

@@ -9,8 +9,8 @@ namespace coda::cuda {
 
 /// How C leaves the kernel.
 enum class StorePath {
-  tma,      ///< through shared memory by TMA; deferred where the configuration defers
-  direct,   ///< element by element: C that TMA cannot address
+  tma,     ///< through shared memory by TMA; deferred where the configuration defers
+  direct,  ///< element by element: C that TMA cannot address
 };
 
 /// What of a problem is compiled into the kernel.
@@ -21,9 +21,9 @@ struct GemmVariant {
   Major a = Major::k;
   Major b = Major::k;
   StorePath store = StorePath::tma;
-  int blocks_m = 1;   ///< blocks of C along M (and of nothing else)
-  int blocks_n = 1;   ///< row blocks of a K-major B; C has as many column blocks
-  int blocks_k = 1;   ///< row blocks of an M/N-major B, along K
+  int blocks_m = 1;  ///< blocks of C along M (and of nothing else)
+  int blocks_n = 1;  ///< row blocks of a K-major B; C has as many column blocks
+  int blocks_k = 1;  ///< row blocks of an M/N-major B, along K
 };
 
 KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant);

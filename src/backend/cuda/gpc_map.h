@@ -10,8 +10,8 @@ namespace coda::cuda {
 class KernelStore;
 
 struct GpcMap {
-  std::vector<int> group_of_sm;   ///< group 0, 1, ... of each SM id; empty if unknown
-  std::vector<int> group_sms;     ///< SMs of each group
+  std::vector<int> group_of_sm;  ///< group 0, 1, ... of each SM id; empty if unknown
+  std::vector<int> group_sms;    ///< SMs of each group
 };
 
 /// Groups SMs that met in a cluster. `meetings`: pairs of SM ids.

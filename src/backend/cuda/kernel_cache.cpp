@@ -199,7 +199,7 @@ void KernelCache::store(Table table, const std::string& key, const std::string& 
   const std::lock_guard lock(mutex_);
   memory_->rows[static_cast<int>(table)][key] = value;
   if (!database_) return;
-  if (inode_of(path_) != inode_) open();   // the file vanished or was replaced: follow it
+  if (inode_of(path_) != inode_) open();  // the file vanished or was replaced: follow it
   if (!database_) return;
   if (write_row(table, key, value) != Outcome::damaged) return;
   replace_damaged_file();

@@ -48,7 +48,7 @@ class KernelStore {
 
   KernelCache cache_;
   std::mutex mutex_;
-  std::map<std::string, Kernel> loaded_;   ///< by source text's hash
+  std::map<std::string, Kernel> loaded_;  ///< by source text's hash
   bool announced_ = false;
 };
 

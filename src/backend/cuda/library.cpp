@@ -28,7 +28,8 @@ std::vector<std::string> site_packages() {
       prefixes.push_back(std::filesystem::path(folder).parent_path().string());
     }
   }
-  if (const auto home = variable_or_empty("HOME"); !home.empty()) prefixes.push_back(home + "/.local");
+  if (const auto home = variable_or_empty("HOME"); !home.empty())
+    prefixes.push_back(home + "/.local");
   prefixes.insert(prefixes.end(), {"/usr/local", "/usr"});
 
   std::vector<std::string> found;
@@ -68,7 +69,7 @@ std::vector<std::string> library_candidates(const char* variable, const std::str
     } else {
       candidates.push_back(given);
     }
-    return candidates;   // an explicit choice is not second-guessed
+    return candidates;  // an explicit choice is not second-guessed
   }
   for (const auto& site : site_packages()) add_folder(site + "/nvidia/*/lib");
   for (const char* toolkit : {"CUDA_HOME", "CUDA_PATH"}) {

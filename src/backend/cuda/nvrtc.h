@@ -7,7 +7,7 @@ namespace coda::cuda {
 
 struct Compilation {
   std::string cubin;
-  std::string log;        ///< the compiler's messages
+  std::string log;  ///< the compiler's messages
   double seconds = 0;
 };
 
@@ -19,13 +19,14 @@ class Nvrtc {
   /// Why it cannot be loaded, in one line; empty if it can.
   static const std::string& why_not();
 
-  std::string version() const;   ///< "13.0"
+  std::string version() const;  ///< "13.0"
   const std::string& path() const { return path_; }
 
   /// Everything besides source and version that a cubin depends on.
   static const char* flags();
 
-  /// Compiles for sm_90a. Throws BackendError with the first error and the path of the saved source.
+  /// Compiles for sm_90a. Throws BackendError with the first error and the path of the saved
+  /// source.
   Compilation compile(const std::string& name, const std::string& source) const;
 
  private:

@@ -76,7 +76,8 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
     std::size_t free = 0, total = 0;
     driver().mem_get_info(&free, &total);
     throw_error<BackendError>(
-        "cuda: out of memory: expected {} free bytes on {}, got {} of {}. Use fewer tokens a batch.",
+        "cuda: out of memory: expected {} free bytes on {}, got {} of {}. Use fewer tokens a "
+        "batch.",
         bytes, Device::get().name(), free, total);
   }
   check(result, "cuMemAlloc");

@@ -25,10 +25,10 @@ class Device {
 
   const std::string& name() const { return name_; }
   int sm_count() const { return sm_count_; }
-  int shared_bytes() const { return shared_bytes_; }   ///< most that one CTA may ask for
+  int shared_bytes() const { return shared_bytes_; }  ///< most that one CTA may ask for
   int l2_bytes() const { return l2_bytes_; }
   std::size_t memory_bytes() const { return memory_bytes_; }
-  int driver_version() const { return driver_version_; }   ///< 13000 for CUDA 13.0
+  int driver_version() const { return driver_version_; }  ///< 13000 for CUDA 13.0
 
  private:
   Device();
@@ -94,7 +94,7 @@ class DeviceBuffer {
   std::size_t bytes() const { return bytes_; }
   void fill(unsigned char value, const Stream& stream);
   void upload(const void* from, std::size_t bytes, const Stream& stream);
-  void download(void* to, std::size_t bytes, const Stream& stream) const;   ///< waits
+  void download(void* to, std::size_t bytes, const Stream& stream) const;  ///< waits
 
  private:
   DevicePointer pointer_ = 0;

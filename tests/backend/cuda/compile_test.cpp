@@ -20,7 +20,7 @@ class CudaCompile : public ::testing::Test {
   }
 
   void expect_fits(const KernelSource& source) {
-    const auto compiled = compile_checked(source);   // throws on a stack frame or warning C75xx
+    const auto compiled = compile_checked(source);  // throws on a stack frame or warning C75xx
     const auto resources = read_cubin(compiled.cubin, source.entry);
     EXPECT_EQ(resources.frame_bytes, 0) << source.name;
     EXPECT_LE(resources.shared_bytes + source.shared_bytes, 232448u) << source.name;
@@ -67,11 +67,12 @@ TEST_F(CudaCompile, EveryCandidateInEveryLayout) {
 TEST_F(CudaCompile, EveryCandidateWithEveryOutput) {
   for (const auto& config : gemm_candidates()) {
     expect_fits(gemm_source(config, variant_of(Major::k, Major::mn, DType::f16, DType::f16)));
-    expect_fits(gemm_source(config, variant_of(Major::mn, Major::mn, DType::bf16, DType::f32, true)));
+    expect_fits(
+        gemm_source(config, variant_of(Major::mn, Major::mn, DType::bf16, DType::f32, true)));
     expect_fits(gemm_source(config, variant_of(Major::k, Major::k, DType::bf16, DType::bf16, false,
                                                StorePath::direct)));
-    expect_fits(gemm_source(config, variant_of(Major::k, Major::k, DType::f16, DType::f32, true,
-                                               StorePath::direct)));
+    expect_fits(gemm_source(
+        config, variant_of(Major::k, Major::k, DType::f16, DType::f32, true, StorePath::direct)));
   }
 }
 
@@ -114,10 +115,11 @@ TEST_F(CudaCompile, AnErrorNamesTheKernelAndSavesTheSource) {
 }
 
 TEST_F(CudaCompile, AStackFrameIsAnError) {
-  KernelSource source{"framed", "f",
-                      "extern \"C\" __global__ void f(int* p, int n) { int a[64]; for (int j = 0; j < n; "
-                      "++j) a[p[j] & 63] = j; for (int j = 0; j < n; ++j) p[j] += a[p[j + n] & 63]; }",
-                      0};
+  KernelSource source{
+      "framed", "f",
+      "extern \"C\" __global__ void f(int* p, int n) { int a[64]; for (int j = 0; j < n; "
+      "++j) a[p[j] & 63] = j; for (int j = 0; j < n; ++j) p[j] += a[p[j + n] & 63]; }",
+      0};
   EXPECT_THROW(compile_checked(source), BackendError);
 }
 

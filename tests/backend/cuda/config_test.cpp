@@ -31,18 +31,19 @@ TEST(CudaConfig, EveryTileIsComputedOnce) {
           EXPECT_GE(split.workers, 1);
           EXPECT_LE(split.workers, workers);
           if (split.split_tiles == 0) continue;
-          // device/schedule.cuh: worker w takes k-blocks [begin(w), begin(w + 1)) of the split ones.
-          const auto begin = [&](std::int64_t w) {
-            return w * split.split_tiles * k_blocks / split.workers;
+          // device/schedule.cuh: ticket t takes k-blocks [begin(t), begin(t + 1)) of the split
+          // ones.
+          const auto begin = [&](std::int64_t ticket) {
+            return ticket * split.split_tiles * k_blocks / split.split_workers;
           };
-          EXPECT_EQ(begin(split.workers), split.split_tiles * k_blocks);
-          EXPECT_LT(split.split_tiles, split.workers);
-          for (int w = 0; w < split.workers; ++w) {
-            // At most two pieces: less than a tile each, so that only one can be owned.
-            EXPECT_LE(begin(w + 1) - begin(w), k_blocks);
-            if (split.whole_tiles == 0) {
-              EXPECT_GE(begin(w + 1) - begin(w), 1);
-            }
+          EXPECT_EQ(begin(split.split_workers), split.split_tiles * k_blocks);
+          EXPECT_LE(split.split_workers, split.workers);
+          EXPECT_LT(split.split_tiles, split.split_workers);
+          for (int ticket = 0; ticket < split.split_workers; ++ticket) {
+            // Less than a tile, so that at most one piece is owned; and never nothing: an owner
+            // waits for everyone up to the end of its tile.
+            EXPECT_LE(begin(ticket + 1) - begin(ticket), k_blocks);
+            EXPECT_GE(begin(ticket + 1) - begin(ticket), 1);
           }
         }
       }
@@ -74,8 +75,8 @@ TEST(CudaConfig, GpcGroupsFollowMeetings) {
 }
 
 TEST(CudaConfig, ShapesParseAndPrint) {
-  for (const char* text : {"NT 16384 2048 2048", "TN 1 7 50257 bf16 f32 add", "NN 8 8 8 f16 f16",
-                           "TT 3 4 5"}) {
+  for (const char* text :
+       {"NT 16384 2048 2048", "TN 1 7 50257 bf16 f32 add", "NN 8 8 8 f16 f16", "TT 3 4 5"}) {
     EXPECT_EQ(to_text(parse_gemm_shape(text)), text);
   }
   for (const char* text : {"", "XX 1 1 1", "NT 1 1", "NT 0 1 1", "NT 1 1 1 f13"}) {

@@ -28,11 +28,11 @@ struct Schedule {
   int k_blocks;           ///< ceil(k / tile_k)
   int workers;            ///< clusters launched; each claims one worker id
   int whole_tiles;        ///< places 0 .. whole_tiles-1 in the order of tiles run whole
-  int split_tiles;        ///< the places after, whose k-blocks are dealt out evenly over all workers
+  int split_tiles;        ///< the places after, whose k-blocks are dealt out evenly
+  int split_workers;      ///< over this many workers; each gets at least one
   int team_workers;       ///< workers 0 .. team_workers-1 stand in teams of kTeam in one GPC
   int team_tiles;         ///< places that teams take; the other workers take the rest
   int group;              ///< width of a column group in tiles (see decode_tile)
-  int strip;              ///< height in tiles of a team's block
   int flush_period;       ///< k-blocks between two steps of a deferred epilogue
   int claim_groups;       ///< GPC groups to claim from; 0: worker ids in order of arrival
   BlockAxis axis_m, axis_n, axis_k;

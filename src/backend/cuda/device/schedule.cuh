@@ -1,8 +1,8 @@
 // Who computes what, in which order. A worker is a cluster. Each runs
 //   1. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
-//      are cut along k into equal runs of k-blocks, one a worker, done first so that hand-over hides;
-//   2. whole tiles. Teams of kTeam workers in one GPC take blocks of kTeam neighbouring tiles, which
-//      share rows of A and B while they are on the way from L2; workers left over take single tiles.
+//      are cut along k into equal runs of k-blocks, done first so that handing over hides;
+//   2. whole tiles. Teams of kTeam workers in one GPC take kTeam neighbouring tiles, which share rows
+//      of A while they are on the way from L2; workers left over take single tiles.
 // Everything follows from ids claimed at the start, so results do not depend on timing.
 #pragma once
 
@@ -112,8 +112,8 @@ class Work {
 
  private:
   CODA_DEVICE int split_begin(int ticket) const {
-    return static_cast<int>(static_cast<long long>(ticket) * s_.split_tiles * s_.k_blocks /
-                            s_.workers);
+    return static_cast<int>(static_cast<long long>(min(ticket, s_.split_workers)) *
+                            s_.split_tiles * s_.k_blocks / s_.split_workers);
   }
 
   const Schedule& s_;
@@ -134,24 +134,16 @@ CODA_DEVICE int block_of(const BlockAxis& axis, int index) {
 }
 
 /// The tile at a place in the order: column groups of `group` tiles one after the other; in a group,
-/// strips of `strip` rows of tiles from top to bottom; in a strip, blocks of kTeam tiles from left to
-/// right. So kTeam consecutive places form a block, and a wave of all teams a compact rectangle.
+/// row by row. `group` is a multiple of kTeam, so a team's tiles lie side by side: they share their
+/// rows of A. (Blocks of 2 x 4 and 4 x 2 tiles were worse in L2 traffic; docs/performance-log.md.)
 CODA_DEVICE Tile decode_tile(const Schedule& s, int place, int rank) {
   const int per_group = s.group * s.tiles_m;
   const int group = place / per_group;
   const int first = group * s.group;
   const int width = min(s.group, s.tiles_n - first);
-  int rest = place - group * per_group;
-  const int strip = rest / (width * s.strip);
-  rest -= strip * width * s.strip;
-  const int height = min(s.strip, s.tiles_m - strip * s.strip);
-  const int block_width = kTeam / s.strip;
-  const int block = rest / (block_width * height);
-  rest -= block * block_width * height;
-  const int this_width = min(block_width, width - block * block_width);
-  const int row = rest / this_width;
-  const int tile_m = strip * s.strip + row;
-  const int tile_n = first + block * block_width + rest - row * this_width;
+  const int rest = place - group * per_group;
+  const int tile_m = rest / width;
+  const int tile_n = first + rest - tile_m * width;
 
   Tile tile;
   const int block_m = block_of<kBlocksM>(s.axis_m, tile_m);
