@@ -166,11 +166,13 @@ void place_teams(coda_device::Schedule& s, int cluster) {
       s.worker_at[s.group_first[group] + place] = static_cast<unsigned char>(next++);
     }
   }
-  s.team_workers = s.workers / kTeam * kTeam;
-  if (s.team_workers == 0) s.team_workers = s.workers;
-  // Workers outside teams take as many tiles each as the others: one a wave.
-  const int waves = (s.whole_tiles + s.workers - 1) / s.workers;
-  s.team_tiles = std::max(0, s.whole_tiles - waves * (s.workers - s.team_workers));
+  s.team_workers = std::max(s.workers / kTeam, 1) * kTeam;
+  // Workers outside teams take as many tiles each as the others, one a wave; none, if the teams
+  // need no more waves without them.
+  const auto waves_of = [&](int workers) { return (s.whole_tiles + workers - 1) / workers; };
+  const int waves = waves_of(s.workers);
+  const int others = waves_of(s.team_workers) > waves ? s.workers - s.team_workers : 0;
+  s.team_tiles = std::max(0, s.whole_tiles - waves * others);
 }
 
 }  // namespace
@@ -290,6 +292,8 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   constexpr int kTeam = coda_device::kTeam;
   constexpr int kGroupColumns = 2048;
   s.group = std::max<int>(1, kGroupColumns / cluster_columns / kTeam) * kTeam;
+  // In a single wave a team takes 2 x 4 tiles: fewer rows of A and B in all.
+  if (tiles <= max_workers) s.group = kTeam / 2;
   // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
   s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
   s.claims = workspace.claims();
@@ -298,7 +302,11 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
 
   s.team_workers = s.workers;
   s.team_tiles = s.whole_tiles;
-  if (s.workers == max_workers) place_teams(s, c.cluster());
+  // Teams need every cluster of the chip, since a claim may name any: worth it if most have work.
+  if (4 * s.workers >= 3 * max_workers && max_workers >= coda_device::kTeam) {
+    s.workers = max_workers;
+    place_teams(s, c.cluster());
+  }
   grid_ = static_cast<unsigned>(s.workers * c.cluster());
 }
 

@@ -49,9 +49,13 @@ TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers
   split.whole_tiles = tiles;
   split.workers = static_cast<int>(std::min<std::int64_t>(tiles, max_workers));
   const std::int64_t remainder = tiles % max_workers;
-  // A last wave that is nearly full is cheaper to run whole than to hand over.
-  constexpr double kNearlyFull = 0.75;
-  if (!split_tail || remainder == 0 || remainder > kNearlyFull * max_workers) return split;
+  const double fill = static_cast<double>(remainder) / max_workers;
+  if (!split_tail || remainder == 0 || fill > 0.75) return split;
+  // Splitting saves the empty part of the last wave and costs a hand-over: worth it if that part is
+  // a good share of all waves, or if it is large.
+  const double waves = static_cast<double>((tiles + max_workers - 1) / max_workers);
+  const double saved = (1 - fill) / waves;
+  if (!(saved >= 0.05 || (fill <= 0.6 && saved >= 0.01))) return split;
   // Every share should be a few k-blocks, else handing over costs more than it saves.
   constexpr std::int64_t kFewest = 4;
   const std::int64_t shares = std::min<std::int64_t>(max_workers, remainder * k_blocks / kFewest);
@@ -63,30 +67,45 @@ TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers
   return split;
 }
 
+namespace {
+
+/// Share of the full multiply rate that a candidate's mainloop reaches, relative to the others.
+/// Fitted, like the cycle counts below, to the times of every candidate on 165 shapes on an H200
+/// (2026-11-30, docs/performance-log.md); ping-pong counted 3 % slower than measured in turns,
+/// since it burns more a multiply and slows down when it runs alone.
+double mainloop_efficiency(const GemmConfig& config) {
+  if (config.tile_n == 64) return 0.50;
+  if (config.ping_pong) return config.cluster() > 1 ? 0.85 : config.tile_n == 192 ? 0.935 : 0.91;
+  return config.tile_n == 256 && config.cluster() > 1 ? 0.95 : 0.85;
+}
+
+}  // namespace
+
 double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_count) {
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const std::int64_t tiles = ceil_div(shape.m, config.tile_m() * config.cluster_m) *
                              ceil_div(shape.n, config.tile_n * config.cluster_n);
   const std::int64_t k_blocks = std::max<std::int64_t>(1, ceil_div(shape.k, 64));
-  const int max_workers = sm_count / config.cluster();
+  const int max_workers = std::max(1, sm_count / config.cluster());
   const auto split = split_tiles(tiles, k_blocks, max_workers, config.split_tail);
 
-  // Cycles of a k-block at full rate: 4096 multiply-adds a cycle and SM (dense 16-bit), a CTA tile.
-  const double block = config.tile_m() * config.tile_n * 64 / 4096.0;
-  // Smaller tiles read more shared memory and L2 a multiply; 1.0 is the 128x256 tile.
-  const double area = config.tile_m() * static_cast<double>(config.tile_n);
-  const double efficiency = area >= 32768 ? 1.0 : area >= 24576 ? 0.97 : area >= 16384 ? 0.93 : 0.7;
-  const double hidden = config.ping_pong || (config.defer && shape.output != DType::f32);
-  const double tile_end = (hidden ? 800 : 2800) * area / 32768;
-  const double per_tile = k_blocks * block / efficiency + tile_end;
-
-  double cycles = 3000;  // launch, first loads
-  cycles += static_cast<double>(ceil_div(split.whole_tiles, split.workers)) * per_tile;
+  // An SM does 2048 multiply-adds of 16-bit operands a cycle.
+  const double block = config.tile_m() * config.tile_n * 64 / 2048.0 / mainloop_efficiency(config);
+  const double area = config.tile_m() * config.tile_n / 32768.0;
+  double cycles = 8500;  // launch, claims, first loads
+  if (split.whole_tiles > 0) {
+    const double tile_end = 2100 * area;  // what the next mainloop does not hide
+    const double waves = static_cast<double>(ceil_div(split.whole_tiles, split.workers));
+    cycles += waves * (k_blocks * block + tile_end) + (config.ping_pong ? 900 : 3000) * area;
+  }
   if (split.split_tiles > 0) {
     const double share = static_cast<double>(split.split_tiles) * k_blocks / split.split_workers;
-    cycles += share * block / efficiency + 5000 * area / 32768 + tile_end;
+    const double helpers = static_cast<double>(split.split_workers) / split.split_tiles;
+    cycles += share * block + (32000 + 1800 * helpers) * area;
+  } else if (config.split_tail) {
+    cycles *= 1.005;  // the same schedule without the code for it ran 0.5 to 1 % faster
   }
-  constexpr double kClock = 1.55e9;
+  constexpr double kClock = 1.65e9;
   return cycles / kClock;
 }
 

@@ -180,18 +180,27 @@ KernelCache::Outcome KernelCache::write_row(Table table, const std::string& key,
   return means_damage(status) ? Outcome::damaged : Outcome::failed;
 }
 
+/// After damage: a new file with every row that this process has seen.
+void KernelCache::start_over() {
+  replace_damaged_file();
+  if (!open()) return;
+  for (const auto table : {Table::kernels, Table::tuning}) {
+    for (const auto& [key, value] : memory_->rows[static_cast<int>(table)]) {
+      write_row(table, key, value);
+    }
+  }
+}
+
 std::optional<std::string> KernelCache::find(Table table, const std::string& key) {
   const std::lock_guard lock(mutex_);
-  const auto& rows = memory_->rows[static_cast<int>(table)];
+  auto& rows = memory_->rows[static_cast<int>(table)];
   if (const auto held = rows.find(key); held != rows.end()) return held->second;
   if (!database_) return std::nullopt;
   std::string value;
   const Outcome outcome = read_row(table, key, value);
-  if (outcome == Outcome::damaged) {
-    replace_damaged_file();
-    open();
-  }
+  if (outcome == Outcome::damaged) start_over();
   if (outcome != Outcome::done) return std::nullopt;
+  rows[key] = value;
   return value;
 }
 
@@ -201,9 +210,7 @@ void KernelCache::store(Table table, const std::string& key, const std::string& 
   if (!database_) return;
   if (inode_of(path_) != inode_) open();  // the file vanished or was replaced: follow it
   if (!database_) return;
-  if (write_row(table, key, value) != Outcome::damaged) return;
-  replace_damaged_file();
-  if (open()) write_row(table, key, value);
+  if (write_row(table, key, value) == Outcome::damaged) start_over();
 }
 
 }  // namespace coda::cuda

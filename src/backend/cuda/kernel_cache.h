@@ -39,6 +39,7 @@ class KernelCache {
   void close();
   void give_up(const std::string& why);
   void replace_damaged_file();
+  void start_over();
   Outcome read_row(Table table, const std::string& key, std::string& value);
   Outcome write_row(Table table, const std::string& key, const std::string& value);
 

@@ -215,26 +215,7 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
   Accumulators acc;
   Segment segment;
 
-  // Step 1: this worker's share of split tiles. What it does not own it hands over; a worker owns at
-  // most one, its last, so nothing is deferred yet.
-  if constexpr (kSplitTail) {
-    while (work.next_split(segment)) {
-      const int last = multiply_segment<false>(acc, shared, ring, segment, epilogue, group_row, lane);
-      wgmma_wait<0>();
-      pin(acc);
-      release_stage(shared, last, lane);
-      if (segment.k_begin > 0) {
-        hand_over(schedule, acc, handover_slot(claim.ticket, rank, group), group, thread);
-      } else {
-        for (int helper = claim.ticket + 1; helper <= segment.last_helper; ++helper) {
-          take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
-        }
-        epilogue.finish(acc, decode_tile(schedule, segment.tile, rank), shared, ring);
-      }
-    }
-  }
-
-  // Step 2: the first whole tile. In ping-pong, tile i of a worker belongs to warpgroup i % 2.
+  // Step 1: the first whole tile. In ping-pong, tile i of a worker belongs to warpgroup i % 2.
   Segment next;
   bool more = work.next_whole(segment);
   int turn = 0;
@@ -248,16 +229,16 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
   Tile tile = decode_tile(schedule, more ? segment.tile : 0, rank);
 
   while (more) {
-    // Step 3 (ping-pong): wait until the other warpgroup has seen all stages of its tile. Ours come
+    // Step 2 (ping-pong): wait until the other warpgroup has seen all stages of its tile. Ours come
     // next in the ring, and a stage's parity alone cannot tell this lap from the one before.
     if constexpr (kPingPong) {
       if (turn > 0) named_barrier_sync(kOrderBarrier + (turn & 1), 256);
     }
 
-    // Step 4: multiply, while what is left of the tile before leaves.
+    // Step 3: multiply, while what is left of the tile before leaves.
     const int last = multiply_segment<true>(acc, shared, ring, segment, epilogue, group_row, lane);
 
-    // Step 5: find out what comes next while the last block is still multiplied.
+    // Step 4: find out what comes next while the last block is still multiplied.
     bool more_after = work.next_whole(next);
     int others_stages = 0;
     if constexpr (kPingPong) {
@@ -274,13 +255,33 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
     pin(acc);
     release_stage(shared, last, lane);
 
-    // Step 6: the epilogue. With few k-blocks some of the tile before may still be held.
+    // Step 5: the epilogue. With few k-blocks some of the tile before may still be held.
     epilogue.flush();
     epilogue.finish(acc, tile, shared, ring);
     if constexpr (kPingPong) ring.skip(others_stages);
     segment = next;
     tile = next_tile;
     more = more_after;
+  }
+
+  // Step 6: this worker's share of split tiles. What it does not own it hands over; it owns at most
+  // one, and that comes last.
+  if constexpr (kSplitTail) {
+    epilogue.flush();
+    while (work.next_split(segment)) {
+      const int last = multiply_segment<false>(acc, shared, ring, segment, epilogue, group_row, lane);
+      wgmma_wait<0>();
+      pin(acc);
+      release_stage(shared, last, lane);
+      if (segment.k_begin > 0) {
+        hand_over(schedule, acc, handover_slot(claim.ticket, rank, group), group, thread);
+      } else {
+        for (int helper = claim.ticket + 1; helper <= segment.last_helper; ++helper) {
+          take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
+        }
+        epilogue.finish(acc, decode_tile(schedule, segment.tile, rank), shared, ring);
+      }
+    }
   }
   epilogue.drain();
 }

@@ -1,8 +1,9 @@
 // Who computes what, in which order. A worker is a cluster. Each runs
-//   1. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
-//      are cut along k into equal runs of k-blocks, done first so that handing over hides;
-//   2. whole tiles. Teams of kTeam workers in one GPC take kTeam neighbouring tiles, which share rows
-//      of A while they are on the way from L2; workers left over take single tiles.
+//   1. whole tiles. Teams of kTeam workers in one GPC take kTeam neighbouring tiles, which share rows
+//      of A while they are on the way from L2; workers left over take single tiles;
+//   2. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
+//      are cut along k into equal runs of k-blocks. They come last: done first, handing over would
+//      hide, but teams would start out of step and share less.
 // Everything follows from ids claimed at the start, so results do not depend on timing.
 #pragma once
 
@@ -61,7 +62,7 @@ CODA_DEVICE Claim claim_work(const Schedule& s) {
   return claim;
 }
 
-/// Hands out a worker's segments: first its share of the split tiles, then whole tiles.
+/// Hands out a worker's segments: whole tiles, then its share of the split tiles.
 class Work {
  public:
   CODA_DEVICE Work(const Schedule& schedule, Claim claim) : s_(schedule), ticket_(claim.ticket) {
@@ -104,10 +105,9 @@ class Work {
   }
 
   CODA_DEVICE bool next(Segment& segment) {
-    if constexpr (kSplitTail) {
-      if (next_split(segment)) return true;
-    }
-    return next_whole(segment);
+    if (next_whole(segment)) return true;
+    if constexpr (kSplitTail) return next_split(segment);
+    return false;
   }
 
  private:
@@ -134,8 +134,8 @@ CODA_DEVICE int block_of(const BlockAxis& axis, int index) {
 }
 
 /// The tile at a place in the order: column groups of `group` tiles one after the other; in a group,
-/// row by row. `group` is a multiple of kTeam, so a team's tiles lie side by side: they share their
-/// rows of A. (Blocks of 2 x 4 and 4 x 2 tiles were worse in L2 traffic; docs/performance-log.md.)
+/// row by row. Where `group` is a multiple of kTeam, a team's tiles lie side by side and share their
+/// rows of A (2 x 4 and 4 x 2 tiles moved more through L2; docs/performance-log.md, version 4).
 CODA_DEVICE Tile decode_tile(const Schedule& s, int place, int rank) {
   const int per_group = s.group * s.tiles_m;
   const int group = place / per_group;
