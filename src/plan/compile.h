@@ -22,7 +22,10 @@ struct Output {
 
 struct CompileRequest {
   std::vector<Output> outputs;
-  std::vector<Tensor> wrt;  ///< inputs whose gradients are wanted; stored as "d_" + input name
+  /// Inputs whose gradients are wanted; stored as "d_" + input name. That of an input which no
+  /// output depends on is stored as zeros. Empty: a plan without a backward phase, which stores
+  /// (and rounds) only what forward itself needs.
+  std::vector<Tensor> wrt;
 };
 
 struct CompileOptions {
