@@ -280,9 +280,14 @@ TEST(RandomGraph, GradientsMatchFiniteDifferences) {
         };
         return (shift(step) - shift(-step)) / (2 * step);
       };
-      const double measured = (4 * central(h / 2) - central(h)) / 3;
-      const double scale = 1 + magnitude;
-      EXPECT_NEAR(measured, slope, 1e-6 * scale)
+      const auto extrapolated = [&](double step) {
+        return (4 * central(step / 2) - central(step)) / 3;
+      };
+      const double measured = extrapolated(h / 2);
+      // What halving the step changes bounds what is left of the higher orders: chains of norms of
+      // single columns are strongly curved.
+      const double allowed = 1e-6 * (1 + magnitude) + std::abs(measured - extrapolated(h));
+      EXPECT_NEAR(measured, slope, allowed)
           << "seed " << seed << ", d_" << name << ", M = " << sizes.tokens << "\n  " << built.story;
     }
   }
