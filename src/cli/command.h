@@ -25,6 +25,8 @@ Command add_eval(CLI::App& app);
 Command add_generate(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_explain(CLI::App& app);
+Command add_check(CLI::App& app);
+Command add_bench(CLI::App& app);
 Command add_info(CLI::App& app);
 
 /// --json: one object a line on stdout and nothing else. Otherwise results go to stdout and what

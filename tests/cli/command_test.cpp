@@ -61,7 +61,8 @@ TEST(Command, HelpTeachesAndGoesToStdout) {
   const Result all = shell(folder, "coda --help");
   EXPECT_EQ(all.code, 0);
   EXPECT_THAT(all.out, AllOf(HasSubstr("train"), HasSubstr("generate"), HasSubstr("Example")));
-  for (const char* name : {"train", "eval", "generate", "verify", "explain", "info"}) {
+  for (const char* name :
+       {"train", "eval", "generate", "verify", "explain", "check", "bench", "info"}) {
     const Result one = shell(folder, std::string("coda ") + name + " --help");
     EXPECT_EQ(one.code, 0) << name;
     EXPECT_THAT(one.out, AllOf(HasSubstr("--json"), HasSubstr("Example"))) << name;
@@ -277,6 +278,31 @@ TEST(Command, ExplainShowsMathProgramsAndCosts) {
   EXPECT_EQ(fused["backward"]["flops"], 2 * fused["forward"]["flops"].get<double>());
   const json head = totals("llama-head --d-model 256 --vocab 1024 --tokens 1000");
   EXPECT_EQ(head["forward"]["flops"], 2.0 * 1000 * 256 * 1024);
+}
+
+TEST(Command, CheckComparesWithFloat64AndCanFail) {
+  const TemporaryFolder folder;
+  for (const std::string block : {"llama-layer", "llama-head"}) {
+    for (const std::string dtype : {"f32", "bf16", "f16"}) {
+      const std::string command = "coda check " + block +
+                                  " --d-model 64 --head-dim 16 --vocab 300 --tokens 37 --dtype " +
+                                  dtype;
+      const Result result = shell(folder, command + " --json");
+      EXPECT_EQ(result.code, 0) << result.out << result.err;
+      EXPECT_EQ(result.lines().back()["compared"], block == "llama-layer" ? 15 : 3);
+      EXPECT_EQ(shell(folder, command + " --tol 1e-12").code, 1);
+    }
+  }
+}
+
+TEST(Command, BenchTimesBothPhasesOfBothPlans) {
+  const TemporaryFolder folder;
+  const Result result =
+      shell(folder,
+            "coda bench llama-layer --json --d-model 64 --head-dim 32 --tokens 32 --seconds 0.01");
+  ASSERT_EQ(result.code, 0) << result.err;
+  ASSERT_EQ(result.lines().size(), 4u);
+  for (const json& line : result.lines()) EXPECT_GT(line["gflops"], 0.0);
 }
 
 TEST(Command, InfoIsOneObject) {

@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/block.h"
+#include "cli/command.h"
+
+namespace coda {
+namespace {
+
+struct BenchCommand {
+  BlockOptions block;
+  double seconds = 2.0;
+  DeviceOptions device;
+  Printer output;
+
+  int run() const;
+};
+
+/// One way to run the block, and how long each phase took each time.
+struct Candidate {
+  std::string name;
+  std::shared_ptr<const Plan> plan;
+  std::unique_ptr<BlockMemory> memory;
+  std::unique_ptr<Session> session;
+  std::vector<double> forward, backward;
+};
+
+double timed_run(Session& session, Phase phase, std::int64_t tokens) {
+  const auto start = std::chrono::steady_clock::now();
+  session.run(phase, tokens);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Cost cost_of_phase(const Plan& plan, Phase phase, std::int64_t tokens) {
+  Cost total;
+  for (const Step& step : phase == Phase::forward ? plan.forward : plan.backward) {
+    const Cost cost = cost_of(step, plan, tokens);
+    total.bytes += cost.bytes;
+    total.flops += cost.flops;
+  }
+  return total;
+}
+
+int BenchCommand::run() const {
+  if (!(seconds > 0.0 && seconds <= 3600.0)) {
+    throw_error<UsageError>("--seconds: expected a number above 0 and at most 3600, got {}.",
+                            seconds);
+  }
+  const auto backend = device.make();
+  std::vector<Candidate> candidates;
+  for (const bool fuse : {true, false}) {
+    Candidate c{fuse ? "fused" : "unfused", block.compile_plan(fuse), nullptr, nullptr, {}, {}};
+    c.memory = std::make_unique<BlockMemory>(*c.plan, block.tokens, block.sizes, false);
+    c.session = backend->prepare(c.plan, block.tokens);
+    c.memory->bind(*c.session);
+    candidates.push_back(std::move(c));
+  }
+  // In turns, so that whatever else the machine does meets both alike. The first round warms up.
+  double spent = 0.0;
+  for (int round = 0; round < 4 || spent < seconds; ++round) {
+    for (Candidate& c : candidates) {
+      const double forward = timed_run(*c.session, Phase::forward, block.tokens);
+      const double backward = timed_run(*c.session, Phase::backward, block.tokens);
+      spent += forward + backward;
+      if (round == 0) continue;
+      c.forward.push_back(forward);
+      c.backward.push_back(backward);
+    }
+  }
+  output.result("{:<9} {:<9} {:>10} {:>10} {:>10}  median of {}\n", "plan", "phase", "ms",
+                "GFLOP/s", "GB/s", candidates[0].forward.size());
+  for (const Candidate& c : candidates) {
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      const bool is_forward = phase == Phase::forward;
+      const double time = median(is_forward ? c.forward : c.backward);
+      const Cost cost = cost_of_phase(*c.plan, phase, block.tokens);
+      const char* name = is_forward ? "forward" : "backward";
+      output.object({{"block", block.block},
+                     {"plan", c.name},
+                     {"phase", name},
+                     {"milliseconds", time * 1e3},
+                     {"gflops", cost.flops / time * 1e-9},
+                     {"gigabytes_per_second", cost.bytes / time * 1e-9},
+                     {"runs", c.forward.size()}});
+      output.result("{:<9} {:<9} {:>10.2f} {:>10.1f} {:>10.1f}\n", c.name, name, time * 1e3,
+                    cost.flops / time * 1e-9, cost.bytes / time * 1e-9);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("bench", "Time a compiled block, fused and unfused in turns");
+  auto c = std::make_shared<BenchCommand>();
+  c->block.sizes.d_model = 512;
+  c->block.sizes.head_dim = 64;
+  c->block.sizes.vocab = 4096;
+  c->block.tokens = 1024;
+  c->block.dtype = "f32";
+  c->block.add_options(*sub);
+  sub->add_option("--seconds", c->seconds, "Run at least so long in all")
+      ->group("Output")
+      ->capture_default_str();
+  c->device.add_options(*sub);
+  c->output.add_option(*sub);
+  sub->footer(
+      "GFLOP/s count matrix products, GB/s the bytes of the plan (coda explain).\n"
+      "Example:\n  coda bench llama-layer --d-model 1024 --threads 1");
+  return {sub, [c] { return c->run(); }};
+}
+
+}  // namespace coda

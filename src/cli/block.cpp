@@ -1,0 +1,107 @@
+#include "cli/block.h"
+
+#include <cmath>
+#include <limits>
+
+#include "backend/arena.h"
+#include "base/check.h"
+#include "coda/nn.h"
+#include "train/random.h"
+
+namespace coda {
+namespace {
+
+/// What an input holds: a pure function of its name and the index.
+double input_value(const Buffer& buffer, std::int64_t index, const LlamaBlockSizes& sizes,
+                   const std::vector<float>& freq) {
+  const CounterRandom random(0, stream_of(buffer.name));
+  const auto i = static_cast<std::uint64_t>(index);
+  if (buffer.name == "rope_freq") return freq[i];
+  if (buffer.name == "positions") return static_cast<double>(index);
+  if (buffer.name == "targets") {
+    return static_cast<double>(random.below(i, static_cast<std::uint64_t>(sizes.vocab)));
+  }
+  if (buffer.kind == Kind::weight) {
+    return random.normal(i) / std::sqrt(static_cast<double>(buffer.cols));
+  }
+  if (buffer.kind == Kind::row) return 1.0 + 0.1 * random.normal(i);
+  return random.normal(i);
+}
+
+HostTensor widened(const HostTensor& tensor) {
+  HostTensor wide(DType::f64, tensor.rows(), tensor.cols());
+  for (std::int64_t i = 0; i < tensor.size(); ++i) wide.set(i, tensor.get(i));
+  return wide;
+}
+
+}  // namespace
+
+void BlockOptions::add_options(CLI::App& app) {
+  const auto option = [&](const char* group, const char* name, auto& value, const char* text) {
+    app.add_option(name, value, text)->group(group)->capture_default_str();
+  };
+  app.add_option("block", block,
+                 "llama-layer (from one attention to the next) or llama-head (cross-entropy)")
+      ->required();
+  option("Sizes", "--tokens", tokens, "Rows");
+  option("Sizes", "--d-model", sizes.d_model, "Width");
+  option("Sizes", "--d-ff", sizes.d_ff, "Width of the MLP, 0: 8/3 of --d-model");
+  option("Sizes", "--head-dim", sizes.head_dim, "Columns of an attention head");
+  option("Sizes", "--kv-heads", sizes.n_kv_heads, "Key-value heads, 0: as many as heads");
+  option("Sizes", "--vocab", sizes.vocab, "Vocabulary of the head");
+  option("Compiler", "--dtype", dtype, "Memory type: f32, bf16 or f16");
+  option("Compiler", "--held-price", held_price,
+         "Price of a byte held for backward, in bytes moved; 1.5 recomputes what is cheap");
+}
+
+std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
+  if (tokens < 1 || tokens > (std::int64_t{1} << 31) - 1) {
+    throw_error<UsageError>("--tokens: expected a whole number from 1 to 2^31 - 1, got {}.",
+                            tokens);
+  }
+  if (!(held_price >= 0.0)) {
+    throw_error<UsageError>("--held-price: expected a number of 0 or more, got {}.", held_price);
+  }
+  LlamaBlockSizes with_dtype = sizes;
+  with_dtype.dtype = parse_dtype(dtype);
+  Graph graph;
+  CompileRequest request;
+  if (block == "llama-layer") {
+    request = llama_layer_block(graph, with_dtype);
+  } else if (block == "llama-head") {
+    request = llama_head_block(graph, with_dtype);
+  } else {
+    throw_error<UsageError>("block: expected llama-layer or llama-head, got \"{}\".", block);
+  }
+  CompileOptions options;
+  options.dtype = options.output_dtype = options.weight_grad_dtype = with_dtype.dtype;
+  options.fuse = fuse;
+  options.held_price = held_price;
+  options.budget_tokens = tokens;
+  return compile(graph, request, options);
+}
+
+BlockMemory::BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlockSizes& sizes,
+                         bool widen) {
+  const std::vector<float> freq = rope_frequencies(sizes.head_dim, 10000.0);
+  for (const Buffer& buffer : plan.buffers) {
+    if (buffer.role != Role::input && buffer.role != Role::output) continue;
+    const Extents extents = extents_of(buffer, tokens);
+    HostTensor tensor(buffer.dtype, extents.rows, extents.cols);
+    const bool input = buffer.role == Role::input;
+    for (std::int64_t i = 0; i < tensor.size(); ++i) {
+      tensor.set(i, input ? input_value(buffer, i, sizes, freq)
+                          : std::numeric_limits<double>::quiet_NaN());
+    }
+    if (widen && is_float(buffer.dtype)) tensor = widened(tensor);
+    (input ? inputs_ : outputs_).emplace(buffer.name, std::move(tensor));
+  }
+}
+
+void BlockMemory::bind(Session& session) const {
+  for (const auto* tensors : {&inputs_, &outputs_}) {
+    for (const auto& [name, tensor] : *tensors) session.bind(name, tensor.view());
+  }
+}
+
+}  // namespace coda

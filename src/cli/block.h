@@ -1,0 +1,40 @@
+// The blocks that `coda explain`, `check` and `bench` compile, from the same options; and memory
+// with reproducible values to run them on.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "cli/command.h"
+#include "nn/models/llama_blocks.h"
+#include "plan/compile.h"
+
+namespace coda {
+
+struct BlockOptions {
+  std::string block, dtype = "bf16";
+  LlamaBlockSizes sizes;
+  std::int64_t tokens = 16384;
+  double held_price = 0.0;
+
+  void add_options(CLI::App& app);
+  /// Throws UsageError.
+  std::shared_ptr<const Plan> compile_plan(bool fuse) const;
+};
+
+/// Everything a plan's session is bound to, for `tokens` rows.
+class BlockMemory {
+ public:
+  /// Inputs get values that depend on their name only: tiles normal, weights normal over the root
+  /// of their columns, norms about 1; rounded to the plan's types. Outputs are NaN. widen: as f64.
+  BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlockSizes& sizes, bool widen);
+
+  void bind(Session& session) const;
+  const std::map<std::string, HostTensor>& outputs() const { return outputs_; }
+
+ private:
+  std::map<std::string, HostTensor> inputs_, outputs_;
+};
+
+}  // namespace coda
