@@ -1,7 +1,8 @@
 // Races coda's GEMMs against cuBLAS, as `coda bench gemm` does, with few libraries beside it.
 //   gemm_cuda [--layer D]... [--sweep] [--shape "NT 16384 2048 2048"]... [--configs a,b]
 //   [--no-sustained]
-//             [--no-interleaved] [--no-check] [--seconds 0.3] [--rounds 2] [--json FILE]
+//             [--no-interleaved] [--no-check] [--seconds 0.3] [--rounds 2] [--interleaved-ms 150]
+//             [--json FILE]
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -43,6 +44,8 @@ int main(int argc, char** argv) {
         options.check = false;
       } else if (flag == "--seconds") {
         options.block_seconds = std::stod(value());
+      } else if (flag == "--interleaved-ms") {
+        options.interleaved_milliseconds = std::stod(value());
       } else if (flag == "--rounds") {
         options.sustained_rounds = std::stoi(value());
       } else if (flag == "--json") {

@@ -61,9 +61,9 @@ double time_once(const Stream& stream, const std::function<void()>& launch, int 
   return end.milliseconds_since(start) / count;
 }
 
-void race_interleaved(const Stream& stream, std::vector<Contender>& contenders, double total_ms) {
-  constexpr double kBudget = 150;  // milliseconds a shape
-  const int rounds = std::clamp(static_cast<int>(kBudget / total_ms), 9, 60);
+void race_interleaved(const Stream& stream, std::vector<Contender>& contenders, double total_ms,
+                      double budget_ms) {
+  const int rounds = std::clamp(static_cast<int>(budget_ms / total_ms), 7, 60);
   std::vector<Event> marks(contenders.size() + 1);
   for (int round = -2; round < rounds; ++round) {  // two to warm up
     for (std::size_t i = 0; i < contenders.size(); ++i) {
@@ -149,7 +149,9 @@ BenchGemmRow bench_shape(const GemmShape& s, const BenchGemmOptions& options, co
     if (options.check) contender.error = slice_error(s, operands, device);
     total_ms += time_once(stream, contender.launch, 2);
   }
-  if (options.interleaved) race_interleaved(stream, contenders, total_ms);
+  if (options.interleaved) {
+    race_interleaved(stream, contenders, total_ms, options.interleaved_milliseconds);
+  }
   if (options.sustained) {
     race_sustained(stream, contenders, options.block_seconds, options.sustained_rounds);
   }

@@ -29,6 +29,7 @@ struct BenchGemmOptions {
   std::vector<std::string> configs = {"picked"};
   bool interleaved = true;
   bool sustained = true;
+  double interleaved_milliseconds = 150;  ///< a shape; at least 7 rounds
   double block_seconds = 0.3;
   int sustained_rounds = 2;
   bool check = true;  ///< compare a slice of each output with float64

@@ -292,8 +292,6 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   constexpr int kTeam = coda_device::kTeam;
   constexpr int kGroupColumns = 2048;
   s.group = std::max<int>(1, kGroupColumns / cluster_columns / kTeam) * kTeam;
-  // In a single wave a team takes 2 x 4 tiles: fewer rows of A and B in all.
-  if (tiles <= max_workers) s.group = kTeam / 2;
   // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
   s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
   s.claims = workspace.claims();

@@ -69,14 +69,29 @@ TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers
 
 namespace {
 
-/// Share of the full multiply rate that a candidate's mainloop reaches, relative to the others.
-/// Fitted, like the cycle counts below, to the times of every candidate on 165 shapes on an H200
-/// (2026-11-30, docs/performance-log.md); ping-pong counted 3 % slower than measured in turns,
-/// since it burns more a multiply and slows down when it runs alone.
-double mainloop_efficiency(const GemmConfig& config) {
-  if (config.tile_n == 64) return 0.50;
-  if (config.ping_pong) return config.cluster() > 1 ? 0.85 : config.tile_n == 192 ? 0.935 : 0.91;
-  return config.tile_n == 256 && config.cluster() > 1 ? 0.95 : 0.85;
+// The numbers of this model were fitted to the times of every candidate on 165 shapes on an H200
+// (2026-11-30, docs/performance-log.md, version 6). They rank; as times they are off by 9 % in the
+// mean. Ping-pong was counted 3 % slower than it ran in turns with others, since it burns more a
+// multiply and slows down when it runs alone.
+
+/// Share of the full multiply rate that a candidate's mainloop reaches.
+double mainloop_efficiency(const GemmConfig& config, std::int64_t k_blocks) {
+  if (config.ping_pong) {
+    if (config.cluster() > 1) return config.tile_n == 192 ? 0.80 : 0.82;
+    // Without multicast, CTAs that drift apart on a long way along K fetch from further away.
+    const double drift = std::clamp((k_blocks - 32) / 64.0, 0.0, 1.0);
+    return (config.tile_n == 192 ? 0.88 : 0.835) * (1 - 0.055 * drift);
+  }
+  switch (config.tile_n) {
+    case 64:
+      return 0.53;
+    case 128:
+      return config.wg_blocks == 2 ? 0.825 : 0.80;
+    case 192:
+      return 0.87;
+    default:
+      return config.cluster() > 1 ? 0.90 : 0.83;
+  }
 }
 
 }  // namespace
@@ -90,18 +105,22 @@ double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_
   const auto split = split_tiles(tiles, k_blocks, max_workers, config.split_tail);
 
   // An SM does 2048 multiply-adds of 16-bit operands a cycle.
-  const double block = config.tile_m() * config.tile_n * 64 / 2048.0 / mainloop_efficiency(config);
+  const double block =
+      config.tile_m() * config.tile_n * 64 / 2048.0 / mainloop_efficiency(config, k_blocks);
   const double area = config.tile_m() * config.tile_n / 32768.0;
-  double cycles = 8500;  // launch, claims, first loads
+  double cycles = 0;
   if (split.whole_tiles > 0) {
-    const double tile_end = 2100 * area;  // what the next mainloop does not hide
+    const double tile_end = (config.ping_pong ? 2900 : 2400) * area;  // what is not hidden
+    const double start_and_end = (config.ping_pong ? 3600 : 11000) * area;
     const double waves = static_cast<double>(ceil_div(split.whole_tiles, split.workers));
-    cycles += waves * (k_blocks * block + tile_end) + (config.ping_pong ? 900 : 3000) * area;
+    cycles += waves * (k_blocks * block + tile_end) + start_and_end;
   }
   if (split.split_tiles > 0) {
+    // Workers stand at different places along K, so they share little on the way from L2.
+    constexpr double kOutOfStep = 0.71;
     const double share = static_cast<double>(split.split_tiles) * k_blocks / split.split_workers;
     const double helpers = static_cast<double>(split.split_workers) / split.split_tiles;
-    cycles += share * block + (32000 + 1800 * helpers) * area;
+    cycles += share * block / kOutOfStep + 7150 * helpers * area;
   } else if (config.split_tail) {
     cycles *= 1.005;  // the same schedule without the code for it ran 0.5 to 1 % faster
   }

@@ -4,8 +4,10 @@
 #include <set>
 
 #include "backend/cuda/bench_gemm.h"
+#include "backend/cuda/driver.h"
 #include "backend/cuda/gemm_config.h"
 #include "backend/cuda/gpc_map.h"
+#include "backend/cuda/info.h"
 #include "coda/error.h"
 
 namespace coda::cuda {
@@ -81,6 +83,16 @@ TEST(CudaConfig, ShapesParseAndPrint) {
   }
   for (const char* text : {"", "XX 1 1 1", "NT 1 1", "NT 0 1 1", "NT 1 1 1 f13"}) {
     EXPECT_THROW(parse_gemm_shape(text), UsageError) << text;
+  }
+}
+
+TEST(CudaConfig, InfoSaysWhatIsThereOrWhyNot) {
+  const std::string text = info();
+  EXPECT_EQ(text.rfind("cuda: ", 0), 0u) << text;
+  EXPECT_NE(text.find("\ncuda compiler: "), std::string::npos) << text;
+  if (!why_no_gpu().empty()) {
+    EXPECT_NE(text.find("not usable: " + why_no_gpu()), std::string::npos);
+    EXPECT_THROW(driver(), BackendError);
   }
 }
 
