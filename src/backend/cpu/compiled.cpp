@@ -202,13 +202,11 @@ void CompiledProgram::measure() {
     int slots = 0;
     for (const StripCode& code : section.phases) slots = std::max(slots, code.slot_count());
     i64 floats = slots * section.slot_floats;
-    i64 widest = 0;
     for (const AccBlock& block : section.blocks) {
       const i64 cols = whole_ ? block.width : section.tile_cols / block.scale;
       floats += tile_rows(kTileRows) * padded(cols);
-      widest = std::max(widest, std::min(cols, kTileCols));
     }
-    if (!section.blocks.empty()) floats += packing_floats(kTileRows, widest);
+    if (!section.blocks.empty()) floats += packing_floats(kTileRows);
     if (program_->form == Form::rows) {
       const i64 granules = section.strip_cols / kColumnGranule + 1;
       reduced_floats_ = std::max(reduced_floats_, 2 * granules * padded(section.strip_rows));
@@ -287,22 +285,17 @@ void CompiledProgram::multiply(const RunMemory& memory, const Section& section, 
     packing += tile_rows(rows) * strides[i];
   }
   scratch = packing;
-  // Blocks of the same rows share the packed panel of A. Wide ones go a panel of columns at a time.
   TileBlock tiles[kMaxBlocks];
-  std::size_t n = 0;
-  for (std::size_t i = 0; i < section.blocks.size(); ++i) {
-    const AccBlock& block = section.blocks[i];
-    const i64 width = whole_ ? block.width : cols / block.scale;
-    const i64 first = block.col + (whole_ ? 0 : col / block.scale);
-    for (i64 c = 0; c < width; c += kTileCols) {
-      tiles[n++] = {first + c, std::min(kTileCols, width - c), acc[i] + c, strides[i]};
-      const bool last = c + kTileCols >= width;
-      const bool shared = last && i + 1 < section.blocks.size() &&
-                          section.blocks[i + 1].row == block.row && n < kMaxBlocks;
-      if (shared || (!last && n < kMaxBlocks)) continue;
-      multiply_tile(factors, block.row + row, rows, std::span(tiles, n), packing);
-      n = 0;
+  for (std::size_t i = 0; i < section.blocks.size();) {
+    // Blocks of the same rows share the packed panel of A.
+    const i64 first_row = section.blocks[i].row;
+    std::size_t n = 0;
+    for (; i < section.blocks.size() && section.blocks[i].row == first_row; ++i) {
+      const AccBlock& block = section.blocks[i];
+      tiles[n++] = {block.col + (whole_ ? 0 : col / block.scale),
+                    whole_ ? block.width : cols / block.scale, acc[i], strides[i]};
     }
+    multiply_tile(factors, first_row + row, rows, std::span(tiles, n), packing);
   }
 }
 

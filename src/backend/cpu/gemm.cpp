@@ -19,102 +19,120 @@ const char* address(const TensorView& view, i64 row, i64 col) {
          (row * view.stride + col) * static_cast<i64>(size_of(view.dtype));
 }
 
-/// Row `index` of blocks that lie one above the other, from column `col` on, and how many rows its
-/// block still has from there.
+/// Row `index` of blocks that lie one above the other, from column `col` on.
 struct BlockRow {
   const char* data = nullptr;
-  i64 left = 0;
-  i64 step = 0;  ///< bytes to the next row
+  i64 left = 0;    ///< rows of the block from here on
+  i64 stride = 0;  ///< elements
   DType dtype = DType::f32;
 };
 BlockRow row_of(std::span<const TensorView> blocks, i64 index, i64 col) {
   for (const TensorView& block : blocks) {
     if (index < block.rows)
-      return {address(block, index, col), block.rows - index,
-              block.stride * static_cast<i64>(size_of(block.dtype)), block.dtype};
+      return {address(block, index, col), block.rows - index, block.stride, block.dtype};
     index -= block.rows;
   }
   return {};
 }
 
-/// Strips of `height` of the matrix' rows [row, row + n), K along memory: element (r, k) of a strip
-/// at y[r * depth + k].
-void pack_rows(float* y, std::span<const TensorView> matrix, i64 row, i64 n, i64 height, i64 k0,
+/// Rows [row, row + n) of a matrix whose K lies along memory, as strips of `width` rows.
+void pack_rows(float* y, std::span<const TensorView> matrix, i64 row, i64 n, i64 width, i64 k0,
                i64 depth) {
   const GemmKernel& kernel = gemm_kernel();
-  i64 r = 0;
-  while (r < n) {
-    const BlockRow source = row_of(matrix, row + r, k0);
-    const i64 end = std::min(n, r + source.left);
-    const char* x = source.data;
-    for (; r < end; ++r, x += source.step) kernel.widen(y + r * depth, x, source.dtype, depth);
-  }
-  std::memset(y + n * depth, 0,
-              static_cast<std::size_t>((round_up(n, height) - n) * depth) * sizeof(float));
-}
-
-/// Strips of `width` of the matrix' rows [row, row + n), transposed: element (k, r) of a strip at
-/// y[k * width + r]. width is a multiple of 4.
-void pack_transposed(float* y, std::span<const TensorView> matrix, i64 row, i64 n, i64 width,
-                     i64 k0, i64 depth) {
-  const GemmKernel& kernel = gemm_kernel();
   alignas(16) static constexpr float kZeros[kDepth] = {};
+  const DType dtype = matrix[0].dtype;
   for (i64 strip = 0; strip < n; strip += width, y += width * depth) {
-    for (i64 r = 0; r < width; r += 4) {
-      const void* rows[4] = {kZeros, kZeros, kZeros, kZeros};
-      DType dtype = matrix[0].dtype;
-      for (i64 i = 0; i < 4 && strip + r + i < n; ++i)
+    // From the bottom up: eight rows may reach into the first rows of the next k.
+    for (i64 r = (width - 1) / 8 * 8; r >= 0; r -= 8) {
+      const void* rows[8] = {kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros};
+      for (i64 i = 0; i < 8 && r + i < width && strip + r + i < n; ++i)
         rows[i] = row_of(matrix, row + strip + r + i, k0).data;
-      kernel.transpose4(y + r, width, rows, dtype, depth);
+      kernel.pack_transposed(y + r, width, rows, dtype, depth);
     }
   }
 }
 
-/// Strips of `width` of the matrix' columns [col, col + n), rows are K: element (k, c) of a strip
-/// at y[k * width + c].
+/// Columns [col, col + n) of a matrix whose rows are K, as strips of `width` columns.
 void pack_columns(float* y, std::span<const TensorView> matrix, i64 col, i64 n, i64 width, i64 k0,
                   i64 depth) {
   const GemmKernel& kernel = gemm_kernel();
   i64 k = 0;
   while (k < depth) {
     const BlockRow source = row_of(matrix, k0 + k, col);
-    const i64 end = std::min(depth, k + source.left);
+    const i64 count = std::min(source.left, depth - k);
     const i64 size = static_cast<i64>(size_of(source.dtype));
-    const char* x = source.data;
-    for (; k < end; ++k, x += source.step) {
-      float* out = y + k * width;
-      for (i64 c = 0; c < n; c += width, out += width * depth) {
-        const i64 count = std::min(width, n - c);
-        kernel.widen(out, x + c * size, source.dtype, count);
-        std::fill(out + count, out + width, 0.0f);
-      }
+    for (i64 c = 0; c < n; c += width)
+      kernel.pack_columns(y + c * depth + k * width, width, source.data + c * size, source.stride,
+                          std::min(width, n - c), source.dtype, count);
+    k += count;
+  }
+}
+
+/// Brings the next strip of B into the cache, a few lines with every call of the kernel: packing
+/// reads short rows far apart, which the hardware does not foresee.
+class Prefetch {
+ public:
+  /// Columns [col, col + n) of op(B), spread over `steps` steps.
+  Prefetch(const Factors& factors, i64 col, i64 n, i64 k, i64 depth, i64 steps) {
+    if (n <= 0) return;
+    const BlockRow first = factors.transpose_b ? row_of(factors.b, col, k) : row_of(factors.b, k, col);
+    const i64 size = static_cast<i64>(size_of(first.dtype));
+    rows_ = std::min(factors.transpose_b ? n : depth, first.left);
+    width_ = (factors.transpose_b ? depth : n) * size;
+    stride_ = first.stride * size;
+    row_ = first.data;
+    per_step_ = (rows_ * ((width_ + 63) / 64) + steps - 1) / steps;
+  }
+  void step() {
+    for (i64 i = 0; i < per_step_ && rows_ > 0; ++i) {
+      __builtin_prefetch(row_ + at_);
+      at_ += 64;
+      if (at_ < width_) continue;
+      at_ = 0;
+      row_ += stride_;
+      --rows_;
+    }
+  }
+
+ private:
+  const char* row_ = nullptr;
+  i64 rows_ = 0, width_ = 0, stride_ = 0, at_ = 0, per_step_ = 0;
+};
+
+/// One block: strip by strip of B, packed into the first-level cache right before it is used.
+void multiply_block(const Factors& factors, const float* packed_a, float* packed_b, i64 rows,
+                    const TileBlock& block, i64 k, i64 depth) {
+  const GemmKernel& kernel = gemm_kernel();
+  for (i64 c = 0; c < block.n; c += kernel.cols) {
+    const i64 n = std::min(kernel.cols, block.n - c);
+    if (factors.transpose_b)
+      pack_rows(packed_b, factors.b, block.col + c, n, kernel.cols, k, depth);
+    else
+      pack_columns(packed_b, factors.b, block.col + c, n, kernel.cols, k, depth);
+    Prefetch next(factors, block.col + c + n, std::min(kernel.cols, block.n - c - n), k, depth,
+                  (rows + kernel.rows - 1) / kernel.rows);
+    for (i64 r = 0; r < rows; r += kernel.rows) {
+      next.step();
+      kernel.multiply(depth, packed_a + r * depth, packed_b, block.c + r * block.stride + c,
+                      block.stride, k > 0);
     }
   }
 }
 
-void multiply_panels(const GemmKernel& kernel, const float* a, bool a_by_columns, const float* b,
-                     i64 rows, const TileBlock& block, i64 depth, bool accumulate) {
-  const i64 a_row = a_by_columns ? 1 : depth;
-  const i64 a_step = a_by_columns ? kernel.rows : 1;
-  for (i64 c = 0; c < block.n; c += kernel.cols)
-    for (i64 r = 0; r < rows; r += kernel.rows)
-      kernel.multiply(depth, a + r * depth, a_row, a_step, b + c * depth,
-                      block.c + r * block.stride + c, block.stride, accumulate);
-}
+/// Floats of a packed panel of A; the strip of B follows.
+i64 a_floats(i64 rows) { return round_up(tile_rows(rows) * kDepth + kPackSlack, 16); }
 
 }  // namespace
 
 i64 tile_rows(i64 rows) { return round_up(rows, gemm_kernel().rows); }
 
-i64 packing_floats(i64 rows, i64 cols) {
-  return round_up(tile_rows(rows) * kDepth, 16) + padded(cols) * kDepth;
-}
+i64 packing_floats(i64 rows) { return a_floats(rows) + kPad * kDepth + kPackSlack; }
 
 void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const TileBlock> blocks,
                    float* packing) {
-  const GemmKernel& kernel = gemm_kernel();
+  const i64 height = gemm_kernel().rows;
   float* packed_a = packing;
-  float* packed_b = packing + round_up(tile_rows(rows) * kDepth, 16);
+  float* packed_b = packing + a_floats(rows);
   if (factors.k == 0)
     for (const TileBlock& block : blocks)
       for (i64 r = 0; r < rows; ++r) std::fill_n(block.c + r * block.stride, padded(block.n), 0.0f);
@@ -122,16 +140,11 @@ void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const Ti
     const i64 depth = std::min(kDepth, factors.k - k);
     const std::span<const TensorView> a(&factors.a, 1);
     if (factors.transpose_a)
-      pack_columns(packed_a, a, row, rows, kernel.rows, k, depth);
+      pack_columns(packed_a, a, row, rows, height, k, depth);
     else
-      pack_rows(packed_a, a, row, rows, kernel.rows, k, depth);
-    for (const TileBlock& block : blocks) {
-      if (factors.transpose_b)
-        pack_transposed(packed_b, factors.b, block.col, block.n, kernel.cols, k, depth);
-      else
-        pack_columns(packed_b, factors.b, block.col, block.n, kernel.cols, k, depth);
-      multiply_panels(kernel, packed_a, factors.transpose_a, packed_b, rows, block, depth, k > 0);
-    }
+      pack_rows(packed_a, a, row, rows, height, k, depth);
+    for (const TileBlock& block : blocks)
+      multiply_block(factors, packed_a, packed_b, rows, block, k, depth);
   }
 }
 

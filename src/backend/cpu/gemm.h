@@ -34,8 +34,8 @@ struct TileBlock {
 /// height. Columns are written up to padded(n).
 std::int64_t tile_rows(std::int64_t rows);
 
-/// Floats of packing space for tiles of up to rows x cols (cols: of the widest block).
-std::int64_t packing_floats(std::int64_t rows, std::int64_t cols);
+/// Floats of packing space for tiles of up to `rows` rows.
+std::int64_t packing_floats(std::int64_t rows);
 
 /// Computes rows [row, row + rows) of each block. K = 0 gives zeros. `packing` is 64-byte aligned.
 void multiply_tile(const Factors& factors, std::int64_t row, std::int64_t rows,

@@ -6,6 +6,7 @@
 #include "hwy/foreach_target.h"
 //
 #include "backend/cpu/simd_math-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,10 +26,12 @@ constexpr int kRows = 6, kVectors = 4;
 constexpr int kRows = 6, kVectors = 2;
 #endif
 
-void multiply_kernel(i64 k, const float* a, i64 a_row, i64 a_step, const float* b, float* c,
-                     i64 stride, bool accumulate) {
+void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride,
+                     bool accumulate) {
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
+  // The tile of c comes from the second or third level: on its way while the sums build up.
+  for (int r = 0; r < kRows; ++r) hwy::Prefetch(c + r * stride);
   VF sum[kRows][kVectors];
   HWY_UNROLL(12)
   for (int r = 0; r < kRows; ++r) {
@@ -41,11 +44,11 @@ void multiply_kernel(i64 k, const float* a, i64 a_row, i64 a_step, const float* 
     for (int v = 0; v < kVectors; ++v) right[v] = hn::Load(d, b + v * lanes);
     HWY_UNROLL(12)
     for (int r = 0; r < kRows; ++r) {
-      const VF left = hn::Set(d, a[r * a_row]);
+      const VF left = hn::Set(d, a[r]);
       HWY_UNROLL(4)
       for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(left, right[v], sum[r][v]);
     }
-    a += a_step;
+    a += kRows;
     b += kVectors * lanes;
   }
   HWY_UNROLL(12)
@@ -78,75 +81,120 @@ HWY_INLINE hn::Vec<D> widened(D d, const u16* x, DType dtype) {
   return hn::BitCast(d, hn::Or(sign, value));
 }
 
-template <class T>
-HWY_INLINE void widen_rest(float* y, const T* x, DType dtype, i64 n) {
-  const hn::CappedTag<float, 1> d;
-  for (i64 i = 0; i < n; ++i) hn::StoreU(widened(d, x + i, dtype), d, y + i);
+#if HWY_TARGET != HWY_SCALAR
+/// Rows of 4 elements -> their columns.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void transpose_blocks(D d, V& r0, V& r1, V& r2, V& r3) {
+  const hn::Repartition<double, D> dd;
+  // Pairs of elements of neighbouring rows, then pairs of those.
+  const auto low01 = hn::BitCast(dd, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(dd, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(dd, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(dd, hn::InterleaveUpper(d, r2, r3));
+  r0 = hn::BitCast(d, hn::InterleaveLower(dd, low01, low23));
+  r1 = hn::BitCast(d, hn::InterleaveUpper(dd, low01, low23));
+  r2 = hn::BitCast(d, hn::InterleaveLower(dd, high01, high23));
+  r3 = hn::BitCast(d, hn::InterleaveUpper(dd, high01, high23));
 }
+#endif
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+/// 8 rows by 8 of K.
+template <class T>
+HWY_INLINE void transpose_8x8(float* y, i64 width, const T* const* x, i64 k, DType dtype) {
+  const hn::FixedTag<float, 8> d;
+  auto r0 = widened(d, x[0] + k, dtype), r1 = widened(d, x[1] + k, dtype);
+  auto r2 = widened(d, x[2] + k, dtype), r3 = widened(d, x[3] + k, dtype);
+  auto r4 = widened(d, x[4] + k, dtype), r5 = widened(d, x[5] + k, dtype);
+  auto r6 = widened(d, x[6] + k, dtype), r7 = widened(d, x[7] + k, dtype);
+  transpose_blocks(d, r0, r1, r2, r3);
+  transpose_blocks(d, r4, r5, r6, r7);
+  hn::StoreU(hn::ConcatLowerLower(d, r4, r0), d, y);
+  hn::StoreU(hn::ConcatLowerLower(d, r5, r1), d, y + width);
+  hn::StoreU(hn::ConcatLowerLower(d, r6, r2), d, y + 2 * width);
+  hn::StoreU(hn::ConcatLowerLower(d, r7, r3), d, y + 3 * width);
+  hn::StoreU(hn::ConcatUpperUpper(d, r4, r0), d, y + 4 * width);
+  hn::StoreU(hn::ConcatUpperUpper(d, r5, r1), d, y + 5 * width);
+  hn::StoreU(hn::ConcatUpperUpper(d, r6, r2), d, y + 6 * width);
+  hn::StoreU(hn::ConcatUpperUpper(d, r7, r3), d, y + 7 * width);
+}
+#elif HWY_TARGET != HWY_SCALAR
+template <class T>
+HWY_INLINE void transpose_8x8(float* y, i64 width, const T* const* x, i64 k, DType dtype) {
+  const hn::FixedTag<float, 4> d;
+  for (i64 i = 0; i < 8; i += 4) {
+    auto a0 = widened(d, x[0] + k + i, dtype), a1 = widened(d, x[1] + k + i, dtype);
+    auto a2 = widened(d, x[2] + k + i, dtype), a3 = widened(d, x[3] + k + i, dtype);
+    auto b0 = widened(d, x[4] + k + i, dtype), b1 = widened(d, x[5] + k + i, dtype);
+    auto b2 = widened(d, x[6] + k + i, dtype), b3 = widened(d, x[7] + k + i, dtype);
+    transpose_blocks(d, a0, a1, a2, a3);
+    transpose_blocks(d, b0, b1, b2, b3);
+    float* out = y + i * width;
+    hn::StoreU(a0, d, out), hn::StoreU(b0, d, out + 4);
+    hn::StoreU(a1, d, out + width), hn::StoreU(b1, d, out + width + 4);
+    hn::StoreU(a2, d, out + 2 * width), hn::StoreU(b2, d, out + 2 * width + 4);
+    hn::StoreU(a3, d, out + 3 * width), hn::StoreU(b3, d, out + 3 * width + 4);
+  }
+}
+#endif
 
 template <class T>
-HWY_INLINE void widen_row(float* y, const T* x, DType dtype, i64 n) {
-  const F32 d;
-  const i64 lanes = static_cast<i64>(hn::Lanes(d));
-  i64 i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(widened(d, x + i, dtype), d, y + i);
-  widen_rest(y + i, x + i, dtype, n - i);
-}
-
-void widen_kernel(float* y, const void* x, DType dtype, i64 n) {
-  if (dtype == DType::f32)
-    widen_row(y, static_cast<const float*>(x), dtype, n);
-  else
-    widen_row(y, static_cast<const u16*>(x), dtype, n);
-}
-
-template <class T>
-HWY_INLINE void transpose4(float* y, i64 stride, const T* x0, const T* x1, const T* x2, const T* x3,
-                           DType dtype, i64 n) {
+HWY_INLINE void pack_transposed(float* y, i64 width, const void* const* rows, DType dtype,
+                                i64 depth) {
+  const T* x[8];
+  for (int r = 0; r < 8; ++r) x[r] = static_cast<const T*>(rows[r]);
   i64 k = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::FixedTag<float, 4> d;
-  const hn::Repartition<double, decltype(d)> dd;
-  for (; k + 4 <= n; k += 4) {
-    const auto r0 = widened(d, x0 + k, dtype), r1 = widened(d, x1 + k, dtype);
-    const auto r2 = widened(d, x2 + k, dtype), r3 = widened(d, x3 + k, dtype);
-    // Pairs of elements of neighbouring rows, then pairs of those.
-    const auto low01 = hn::BitCast(dd, hn::InterleaveLower(d, r0, r1));
-    const auto low23 = hn::BitCast(dd, hn::InterleaveLower(d, r2, r3));
-    const auto high01 = hn::BitCast(dd, hn::InterleaveUpper(d, r0, r1));
-    const auto high23 = hn::BitCast(dd, hn::InterleaveUpper(d, r2, r3));
-    hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, low01, low23)), d, y + k * stride);
-    hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, low01, low23)), d, y + (k + 1) * stride);
-    hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, high01, high23)), d, y + (k + 2) * stride);
-    hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, high01, high23)), d, y + (k + 3) * stride);
-  }
+  for (; k + 8 <= depth; k += 8, y += 8 * width) transpose_8x8(y, width, x, k, dtype);
 #endif
-  for (; k < n; ++k) {
-    widen_rest(y + k * stride, x0 + k, dtype, 1);
-    widen_rest(y + k * stride + 1, x1 + k, dtype, 1);
-    widen_rest(y + k * stride + 2, x2 + k, dtype, 1);
-    widen_rest(y + k * stride + 3, x3 + k, dtype, 1);
-  }
+  const hn::CappedTag<float, 1> one;
+  for (; k < depth; ++k, y += width)
+    for (int r = 0; r < 8; ++r) hn::StoreU(widened(one, x[r] + k, dtype), one, y + r);
+}
+
+void pack_transposed_kernel(float* y, i64 width, const void* const* x, DType dtype, i64 depth) {
+  if (dtype == DType::f32) return pack_transposed<float>(y, width, x, dtype, depth);
+  if (dtype == DType::bf16) return pack_transposed<u16>(y, width, x, DType::bf16, depth);
+  pack_transposed<u16>(y, width, x, DType::f16, depth);
 }
 
 template <class T>
-void transpose4_of(float* y, i64 stride, const void* const* x, DType dtype, i64 n) {
-  transpose4(y, stride, static_cast<const T*>(x[0]), static_cast<const T*>(x[1]),
-             static_cast<const T*>(x[2]), static_cast<const T*>(x[3]), dtype, n);
+HWY_INLINE void pack_columns(float* y, i64 width, const T* x, i64 stride, i64 count, DType dtype,
+                             i64 depth) {
+  const F32 d;
+  const i64 lanes = static_cast<i64>(hn::Lanes(d));
+  const hn::CappedTag<float, 1> one;
+  if (count == width && width % lanes == 0) {
+    for (i64 k = 0; k < depth; ++k, x += stride, y += width)
+      for (i64 c = 0; c < width; c += lanes) hn::StoreU(widened(d, x + c, dtype), d, y + c);
+    return;
+  }
+  for (i64 k = 0; k < depth; ++k, x += stride, y += width) {
+    i64 c = 0;
+#if HWY_TARGET != HWY_SCALAR
+    const hn::FixedTag<float, 4> four;
+    for (; c + 4 <= count; c += 4) hn::StoreU(widened(four, x + c, dtype), four, y + c);
+#endif
+    for (; c < count; ++c) hn::StoreU(widened(one, x + c, dtype), one, y + c);
+    for (; c < width; ++c) y[c] = 0.0f;
+  }
 }
 
-void transpose4_kernel(float* y, i64 stride, const void* const* x, DType dtype, i64 n) {
+void pack_columns_kernel(float* y, i64 width, const void* x, i64 stride, i64 count, DType dtype,
+                         i64 depth) {
   if (dtype == DType::f32)
-    transpose4_of<float>(y, stride, x, dtype, n);
-  else
-    transpose4_of<u16>(y, stride, x, dtype, n);
+    return pack_columns(y, width, static_cast<const float*>(x), stride, count, DType::f32, depth);
+  const auto* x16 = static_cast<const u16*>(x);
+  if (dtype == DType::bf16)
+    return pack_columns(y, width, x16, stride, count, DType::bf16, depth);
+  pack_columns(y, width, x16, stride, count, DType::f16, depth);
 }
 
 }  // namespace
 
 GemmKernel make_gemm_kernel() {
-  return {kRows, kVectors * static_cast<i64>(hn::Lanes(F32())), multiply_kernel, widen_kernel,
-          transpose4_kernel};
+  return {kRows, kVectors * static_cast<i64>(hn::Lanes(F32())), multiply_kernel,
+          pack_transposed_kernel, pack_columns_kernel};
 }
 
 }  // namespace coda::cpu::HWY_NAMESPACE

@@ -7,21 +7,27 @@
 
 namespace coda::cpu {
 
-/// Packed A: strips of `rows` rows; element (r, k) at a[r * a_row + k * a_step]. Packed B: strips
-/// of `cols` columns; element (k, c) at b[k * cols + c]. Past the matrix' edge both hold zeros.
+/// Packed A: strips of `rows` rows; element (r, k) at a[k * rows + r]. Packed B: strips of `cols`
+/// columns; element (k, c) at b[k * cols + c]. Past the matrix' edge both hold zeros. Packing a strip
+/// may write up to kPackSlack floats behind it: pack strips in ascending order.
 struct GemmKernel {
   std::int64_t rows = 0;  ///< height of the register tile
   std::int64_t cols = 0;  ///< width of the register tile, at most kPad
 
   /// c[rows, cols] = (or += if accumulate) a b.
-  void (*multiply)(std::int64_t k, const float* a, std::int64_t a_row, std::int64_t a_step,
-                   const float* b, float* c, std::int64_t stride, bool accumulate) = nullptr;
-  /// y[0, n) = x[0, n) widened.
-  void (*widen)(float* y, const void* x, DType dtype, std::int64_t n) = nullptr;
-  /// Four rows of n elements each, transposed: y[k * stride + r] = x[r][k].
-  void (*transpose4)(float* y, std::int64_t stride, const void* const* x, DType dtype,
-                     std::int64_t n) = nullptr;
+  void (*multiply)(std::int64_t k, const float* a, const float* b, float* c, std::int64_t stride,
+                   bool accumulate) = nullptr;
+  /// Eight rows of `depth` elements, transposed and widened: y[k * width + r] = x[r][k] for r < 8.
+  /// If width is less, this reaches into the next k, whose turn comes later.
+  void (*pack_transposed)(float* y, std::int64_t width, const void* const* x, DType dtype,
+                          std::int64_t depth) = nullptr;
+  /// `depth` rows of `count` <= width elements, `stride` apart, widened: y[k * width + c] =
+  /// x[k * stride + c], zeros behind count.
+  void (*pack_columns)(float* y, std::int64_t width, const void* x, std::int64_t stride,
+                       std::int64_t count, DType dtype, std::int64_t depth) = nullptr;
 };
+
+inline constexpr std::int64_t kPackSlack = 16;
 
 const GemmKernel& gemm_kernel();
 
