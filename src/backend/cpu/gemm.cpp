@@ -75,7 +75,8 @@ class Prefetch {
   /// Columns [col, col + n) of op(B), spread over `steps` steps.
   Prefetch(const Factors& factors, i64 col, i64 n, i64 k, i64 depth, i64 steps) {
     if (n <= 0) return;
-    const BlockRow first = factors.transpose_b ? row_of(factors.b, col, k) : row_of(factors.b, k, col);
+    const BlockRow first =
+        factors.transpose_b ? row_of(factors.b, col, k) : row_of(factors.b, k, col);
     const i64 size = static_cast<i64>(size_of(first.dtype));
     rows_ = std::min(factors.transpose_b ? n : depth, first.left);
     width_ = (factors.transpose_b ? depth : n) * size;

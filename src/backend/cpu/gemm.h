@@ -2,6 +2,13 @@
 // or f16, row-major with any stride, either one transposed; 16-bit panels are widened while they
 // are packed, K block by K block, so nothing larger than a panel exists in fp32.
 //
+// Why not a library: a run allocates nothing, and on AVX2 every call of oneDNN 2.6 does (a matmul
+// primitive six times even with a user's scratchpad, dnnl_sgemm once, for its packing buffers); and
+// packing here widens 16-bit operands on the way. Measured on one thread of a Zen 3 (AVX2), fp32,
+// processor time, storing the result included: 1024 x 2816 x 1024 86 GFLOP/s nt, 86 nn, 84 tn
+// (oneDNN's sgemm 90 to 92, OpenBLAS 91 to 94 in the same run); 2048 x 1536 x 256 nt 80 (94, 88);
+// with bf16 operands 85 to 88. The inner kernel alone: 102.
+//
 // The order of summation over K depends on K alone, never on the tile: bits do not change with the
 // size of tiles.
 #pragma once

@@ -26,8 +26,7 @@ constexpr int kRows = 6, kVectors = 4;
 constexpr int kRows = 6, kVectors = 2;
 #endif
 
-void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride,
-                     bool accumulate) {
+void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride, bool accumulate) {
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
   // The tile of c comes from the second or third level: on its way while the sums build up.
@@ -185,8 +184,7 @@ void pack_columns_kernel(float* y, i64 width, const void* x, i64 stride, i64 cou
   if (dtype == DType::f32)
     return pack_columns(y, width, static_cast<const float*>(x), stride, count, DType::f32, depth);
   const auto* x16 = static_cast<const u16*>(x);
-  if (dtype == DType::bf16)
-    return pack_columns(y, width, x16, stride, count, DType::bf16, depth);
+  if (dtype == DType::bf16) return pack_columns(y, width, x16, stride, count, DType::bf16, depth);
   pack_columns(y, width, x16, stride, count, DType::f16, depth);
 }
 

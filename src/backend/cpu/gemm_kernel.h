@@ -8,8 +8,8 @@
 namespace coda::cpu {
 
 /// Packed A: strips of `rows` rows; element (r, k) at a[k * rows + r]. Packed B: strips of `cols`
-/// columns; element (k, c) at b[k * cols + c]. Past the matrix' edge both hold zeros. Packing a strip
-/// may write up to kPackSlack floats behind it: pack strips in ascending order.
+/// columns; element (k, c) at b[k * cols + c]. Past the matrix' edge both hold zeros. Packing a
+/// strip may write up to kPackSlack floats behind it: pack strips in ascending order.
 struct GemmKernel {
   std::int64_t rows = 0;  ///< height of the register tile
   std::int64_t cols = 0;  ///< width of the register tile, at most kPad

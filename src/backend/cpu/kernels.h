@@ -60,10 +60,16 @@ struct Kernels {
   std::array<UnaryKernel, kOpCount> unary{};     ///< neg exp log tanh sigmoid rsqrt erf
   std::array<BinaryKernel, kOpCount> binary{};   ///< add sub mul div maximum greater equal
   std::array<UnaryKernel, kDTypeCount> round{};  ///< to bf16, f16; f32 copies
-  UnaryKernel copy = nullptr;                    ///< also spreads a col, row or scalar
-  std::array<LoadKernel, kDTypeCount> load{};    ///< f32 bf16 f16
+  /// Ops with what follows them, in one pass: a * sigmoid(b), and a result rounded to a type. Bits
+  /// are those of the ops one by one.
+  BinaryKernel mul_sigmoid = nullptr;
+  std::array<std::array<BinaryKernel, kOpCount>, kDTypeCount> rounded{};  ///< bf16: add sub mul
+  std::array<BinaryKernel, kDTypeCount> rounded_mul_sigmoid{};            ///< bf16
+  UnaryKernel copy = nullptr;                  ///< also spreads a col, row or scalar
+  std::array<LoadKernel, kDTypeCount> load{};  ///< f32 bf16 f16
   std::array<StoreKernel, kDTypeCount> store{};
-  StoreKernel accumulate = nullptr;  ///< f32: y += x
+  StoreKernel accumulate = nullptr;                      ///< f32: y += x
+  std::array<StoreKernel, kDTypeCount> store_rounded{};  ///< of values that have been rounded: bf16
 
   // Interleaved pairs; n counts pairs, `period` is unused.
   PairKernel first_interleaved = nullptr, second_interleaved = nullptr;

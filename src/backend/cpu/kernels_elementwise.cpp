@@ -85,7 +85,12 @@ CODA_UNARY(round_f16_kernel, round_to_f16(x))
 CODA_BINARY(add_kernel, hn::Add(a, b))
 CODA_BINARY(sub_kernel, hn::Sub(a, b))
 CODA_BINARY(mul_kernel, hn::Mul(a, b))
+CODA_BINARY(mul_sigmoid_kernel, hn::Mul(a, sigmoid(b)))
 CODA_BINARY(div_kernel, hn::Div(a, b))
+CODA_BINARY(add_bf16_kernel, round_to_bf16(hn::Add(a, b)))
+CODA_BINARY(sub_bf16_kernel, round_to_bf16(hn::Sub(a, b)))
+CODA_BINARY(mul_bf16_kernel, round_to_bf16(hn::Mul(a, b)))
+CODA_BINARY(mul_sigmoid_bf16_kernel, round_to_bf16(hn::Mul(a, sigmoid(b))))
 CODA_BINARY(maximum_kernel, maximum(a, b))
 CODA_BINARY(greater_kernel, hn::IfThenElseZero(hn::Gt(a, b), constant(1.0f)))
 CODA_BINARY(equal_kernel, hn::IfThenElseZero(hn::Eq(a, b), constant(1.0f)))
@@ -106,6 +111,12 @@ void fill_elementwise(Kernels& table) {
   table.round[index_of(DType::f32)] = copy_kernel;
   table.round[index_of(DType::bf16)] = round_bf16_kernel;
   table.round[index_of(DType::f16)] = round_f16_kernel;
+  table.mul_sigmoid = mul_sigmoid_kernel;
+  table.rounded_mul_sigmoid[index_of(DType::bf16)] = mul_sigmoid_bf16_kernel;
+  auto& to_bf16 = table.rounded[index_of(DType::bf16)];
+  to_bf16[index_of(Op::add)] = add_bf16_kernel;
+  to_bf16[index_of(Op::sub)] = sub_bf16_kernel;
+  to_bf16[index_of(Op::mul)] = mul_bf16_kernel;
   table.binary[index_of(Op::add)] = add_kernel;
   table.binary[index_of(Op::sub)] = sub_kernel;
   table.binary[index_of(Op::mul)] = mul_kernel;

@@ -35,6 +35,14 @@ struct AsBf16 {
     hn::StoreU(hn::TruncateTo(U16(), bits), U16(), p);
   }
 };
+/// Of values that are bf16 already.
+struct AsRoundedBf16 {
+  using Element = u16;
+  static HWY_INLINE void store(VF x, u16* p) {
+    const auto bits = hn::ShiftRight<16>(hn::BitCast(U32(), x));
+    hn::StoreU(hn::TruncateTo(U16(), bits), U16(), p);
+  }
+};
 struct AsF16 {
   using Element = u16;
   static HWY_INLINE VF load(const u16* p) {
@@ -98,6 +106,7 @@ void fill_memory(Kernels& table) {
   table.store[index_of(DType::f32)] = store_kernel<AsF32>;
   table.store[index_of(DType::bf16)] = store_kernel<AsBf16>;
   table.store[index_of(DType::f16)] = store_kernel<AsF16>;
+  table.store_rounded[index_of(DType::bf16)] = store_kernel<AsRoundedBf16>;
   table.accumulate = store_kernel<Accumulating>;
 }
 

@@ -42,24 +42,49 @@ HWY_INLINE VF scale_by_power(VF x, hn::Vec<I32> k) {
   return hn::Mul(hn::Mul(x, power(half)), power(hn::Sub(k, half)));
 }
 
-/// e^x, 1 ulp; subnormal results included.
-HWY_INLINE VF exp(VF x) {
-  static constexpr float kTerms[] = {0x1p-1f, 0x1.555488p-3f, 0x1.555456p-5f, 0x1.1240b6p-7f,
-                                     0x1.6dbb5ap-10f};
-  // Beyond these the result is 0 or infinity anyway.
-  const VF bounded = hn::Max(hn::Min(x, constant(89.0f)), constant(-105.0f));
-  const VF k = hn::Round(hn::Mul(bounded, constant(1.44269504f)));
-  VF r = hn::NegMulAdd(k, constant(0x1.62e4p-1f), bounded);  // ln 2 in two parts, k * high exact
-  r = hn::NegMulAdd(k, constant(0x1.7f7d1cp-20f), r);
-  const VF tail = hn::Mul(hn::Mul(r, r), polynomial(r, kTerms));
-  const VF y = hn::Add(constant(1.0f), hn::Add(r, tail));
-  const VF scaled = scale_by_power(y, hn::ConvertTo(I32(), k));
-  return hn::IfThenElse(hn::IsNaN(x), x, scaled);
+/// x bounded to [lo, hi]; NaN stays NaN.
+HWY_INLINE VF clamp(VF x, float lo, float hi) {
+#if HWY_ARCH_X86
+  // MINPS and MAXPS return their second operand if either is NaN.
+  return hn::Max(constant(lo), hn::Min(constant(hi), x));
+#else
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Max(constant(lo), hn::Min(constant(hi), x)));
+#endif
 }
 
-/// 1 / (1 + e^-x), 3 ulp where the result is a normal number.
+/// Added to a small number, it leaves the nearest integer in the low bits of the sum.
+constexpr float kRounder = 0x1.8p23f;
+
+/// e^x = y 2^k with y in [0.7, 1.42], for bounded x; `shifted` is k + kRounder. NaN gives y = NaN.
+HWY_INLINE VF exp_parts(VF x, VF& shifted) {
+  static constexpr float kTerms[] = {0x1p-1f, 0x1.555488p-3f, 0x1.555456p-5f, 0x1.1240b6p-7f,
+                                     0x1.6dbb5ap-10f};
+  shifted = hn::MulAdd(x, constant(1.44269504f), constant(kRounder));
+  const VF k = hn::Sub(shifted, constant(kRounder));
+  VF r = hn::NegMulAdd(k, constant(0x1.62e4p-1f), x);  // ln 2 in two parts, k * high exact
+  r = hn::NegMulAdd(k, constant(0x1.7f7d1cp-20f), r);
+  return hn::Add(constant(1.0f), hn::MulAdd(hn::Mul(r, r), polynomial(r, kTerms), r));
+}
+
+/// e^x, 1 ulp; subnormal results included.
+HWY_INLINE VF exp(VF x) {
+  // Beyond these the result is 0 or infinity anyway.
+  const I32 di;
+  VF shifted;
+  const VF y = exp_parts(clamp(x, -105.0f, 89.0f), shifted);
+  return scale_by_power(y, hn::Sub(hn::BitCast(di, shifted), hn::Set(di, 0x4b400000)));
+}
+
+/// 1 / (1 + e^-x), 3 ulp where the result is a normal number; below that 0.
 HWY_INLINE VF sigmoid(VF x) {
-  return hn::Div(constant(1.0f), hn::Add(constant(1.0f), exp(hn::Neg(x))));
+  // Within the bounds 2^k is a normal number: k moves into the exponent field of 1.
+  const I32 di;
+  VF shifted;
+  const VF y = exp_parts(clamp(hn::Neg(x), -87.0f, 88.0f), shifted);
+  const auto field = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  const VF power = hn::BitCast(F32(), hn::Add(field, hn::Set(di, 0x3f800000)));
+  const VF s = hn::Div(constant(1.0f), hn::MulAdd(y, power, constant(1.0f)));
+  return hn::IfThenZeroElse(hn::Lt(x, constant(-88.0f)), s);
 }
 
 /// 3 ulp.

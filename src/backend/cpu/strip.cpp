@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 
@@ -30,14 +31,17 @@ class Emitter {
         tables_(tables),
         places_(lowered.nodes.size()),
         uses_(lowered.nodes.size(), 0),
-        needed_(lowered.nodes.size(), false) {}
+        needed_(lowered.nodes.size(), false),
+        fused_(lowered.nodes.size(), false) {}
 
   std::vector<Instruction> emit(const LoweredSection& section, std::span<const Sink> sinks) {
     for (const Sink& sink : sinks) need(sink.node);
     for (const Sink& sink : sinks) ++uses_[at(sink.node)];
+    for (const i32 node : section.nodes)
+      if (needed_[at(node)]) fuse(node);
     for (const i32 node : section.nodes) {
       if (!needed_[at(node)]) continue;
-      emit_node(node);
+      if (!fused_[at(node)]) emit_node(node);
       for (const Sink& sink : sinks)
         if (sink.node == node) emit_sink(sink);
     }
@@ -58,6 +62,42 @@ class Emitter {
       need(arg.index);
       ++uses_[at(arg.index)];
     }
+  }
+
+  /// Marks nodes that the instruction of their only user computes along the way: a sigmoid that is
+  /// a factor (SwiGLU), what is rounded and not used otherwise.
+  void fuse(i32 index) {
+    const Node& n = node(index);
+    const Kernels& k = kernels();
+    const auto only_use = [&](const Ref& arg, Op op) {
+      return arg.kind == Ref::Kind::tile && node(arg.index).op == op && uses_[at(arg.index)] == 1;
+    };
+    if (n.op == Op::mul) {
+      for (const Ref& arg : n.args) {
+        if (!only_use(arg, Op::sigmoid)) continue;
+        fused_[at(arg.index)] = true;
+        return;
+      }
+    }
+    if (n.op == Op::cast) {
+      const Node& x = node(n.args[0].index);
+      const bool product_of_sigmoid = x.op == Op::mul && fused_factor(x) != nullptr;
+      const BinaryKernel kernel = product_of_sigmoid
+                                      ? k.rounded_mul_sigmoid[index_of(n.attrs.dtype)]
+                                      : k.rounded[index_of(n.attrs.dtype)][index_of(x.op)];
+      if (kernel && only_use(n.args[0], x.op)) fused_[at(n.args[0].index)] = true;
+    }
+  }
+
+  bool is_fused(const Ref& ref) const {
+    return ref.kind == Ref::Kind::tile && fused_[at(ref.index)];
+  }
+
+  /// The sigmoid that a product computes along the way, if any.
+  const Ref* fused_factor(const Node& n) const {
+    for (const Ref& arg : n.args)
+      if (is_fused(arg) && node(arg.index).op == Op::sigmoid) return &arg;
+    return nullptr;
   }
 
   Place place_of(const Ref& ref) const {
@@ -87,8 +127,13 @@ class Emitter {
   }
 
   void release_args(const Node& n) {
-    for (const Ref& arg : n.args)
-      if (arg.kind == Ref::Kind::tile) release(arg.index);
+    for (const Ref& arg : n.args) {
+      if (arg.kind != Ref::Kind::tile) continue;
+      if (fused_[at(arg.index)])
+        release_args(node(arg.index));
+      else
+        release(arg.index);
+    }
   }
 
   void emit_node(i32 index) {
@@ -126,7 +171,16 @@ class Emitter {
     const Kernels& k = kernels();
     made.unary = k.unary[index_of(n.op)];
     made.binary = k.binary[index_of(n.op)];
+    if (n.op == Op::mul) take_factor(made, n, k.mul_sigmoid);
     if (n.op == Op::cast) made.unary = k.round[index_of(n.attrs.dtype)];
+    if (n.op == Op::cast && is_fused(n.args[0])) {
+      const Node& x = node(n.args[0].index);
+      made.a = place_of(x.args[0]);
+      made.b = place_of(x.args[1]);
+      made.unary = nullptr;
+      made.binary = k.rounded[index_of(n.attrs.dtype)][index_of(x.op)];
+      take_factor(made, x, k.rounded_mul_sigmoid[index_of(n.attrs.dtype)]);
+    }
     if (n.op == Op::broadcast) made.unary = k.copy;
     if (n.op == Op::onehot) {
       made.target = n.args[0].index;
@@ -142,6 +196,16 @@ class Emitter {
     }
   }
 
+  /// a * sigmoid(b) for a product with a fused sigmoid.
+  void take_factor(Instruction& made, const Node& product, BinaryKernel kernel) const {
+    const Ref* factor = fused_factor(product);
+    if (!factor) return;
+    const Ref& other = &product.args[0] == factor ? product.args[1] : product.args[0];
+    made.a = place_of(other);
+    made.b = place_of(node(factor->index).args[0]);
+    made.binary = kernel;
+  }
+
   void emit_sink(const Sink& sink) {
     Instruction made;
     made.op = sink.op;
@@ -152,9 +216,19 @@ class Emitter {
     made.attrs.ignore_index = sink.ignore_index;
     made.target = sink.target.index;
     made.target_row = sink.target.offset;
-    if (sink.op == Op::store_tile) made.accumulate = program_.operands[at(sink.operand)].accumulate;
+    if (sink.op == Op::store_tile) made.store = store_of(sink);
     code_.push_back(made);
     release(sink.node);
+  }
+
+  StoreKernel store_of(const Sink& sink) const {
+    const Kernels& k = kernels();
+    const Operand& operand = program_.operands[at(sink.operand)];
+    if (operand.accumulate) return k.accumulate;
+    const Node& n = node(sink.node);
+    const bool rounded = n.op == Op::cast && n.attrs.dtype == operand.dtype;
+    const StoreKernel exact = k.store_rounded[index_of(operand.dtype)];
+    return rounded && exact ? exact : k.store[index_of(operand.dtype)];
   }
 
   const Program& program_;
@@ -164,7 +238,7 @@ class Emitter {
   std::span<const AngleTable> tables_;
   std::vector<Place> places_;
   std::vector<int> uses_;
-  std::vector<bool> needed_;
+  std::vector<bool> needed_, fused_;
   std::vector<i32> free_;
   std::vector<Instruction> code_;
   i32 slot_count_ = 0;
@@ -275,8 +349,7 @@ class Executor {
   // --- instructions ---
   void store(const Instruction& i) const {
     const TensorView& view = m_.operand(i.operand);
-    const StoreKernel kernel = i.accumulate ? k_.accumulate : k_.store[index_of(view.dtype)];
-    kernel(address(view, s_.row, first(i.a) + i.col), view.stride, arg(i.a), s_.rows, cols(i.a));
+    i.store(address(view, s_.row, first(i.a) + i.col), view.stride, arg(i.a), s_.rows, cols(i.a));
   }
 
   void split(const Instruction& i, i64 n) const {

@@ -36,12 +36,12 @@ struct Instruction {
   std::vector<Place> more;  ///< cat_cols: all arguments
   UnaryKernel unary = nullptr;
   BinaryKernel binary = nullptr;
+  StoreKernel store = nullptr;
   std::int32_t operand = -1;
   std::int64_t col = 0, row = 0;  ///< in the operand, the classes or the reduced value
   std::int32_t value = -1;        ///< reductions: of the program
   std::int32_t target = -1;       ///< pick, onehot: value of the integers; rotate: table
   std::int64_t target_row = 0;
-  bool accumulate = false;  ///< store_tile
 };
 
 /// One strip of a section: rows [row, row + rows) of the section's, columns [col, col + n).
