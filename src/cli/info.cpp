@@ -1,3 +1,5 @@
+#include "backend/cuda/info.h"
+
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -25,8 +27,13 @@ std::string cpu_features() {
 
 int run(const Printer& output) {
   const unsigned threads = std::thread::hardware_concurrency();
-  output.object({{"version", CODA_VERSION}, {"cpu", cpu_features()}, {"threads", threads}});
-  output.result("coda     {}\nCPU      {}\nthreads  {}\n", CODA_VERSION, cpu_features(), threads);
+  const std::string gpu = cuda::info();  // lines; the first is "cuda: ..."
+  constexpr std::size_t kLabel = std::string_view("cuda: ").size();
+  output.object({{"version", CODA_VERSION},
+                 {"cpu", cpu_features()},
+                 {"threads", threads},
+                 {"cuda", gpu.substr(kLabel, gpu.find('\n') - kLabel)}});
+  output.result("coda: {}\ncpu: {}\nthreads: {}\n{}", CODA_VERSION, cpu_features(), threads, gpu);
   return 0;
 }
 
