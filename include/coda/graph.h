@@ -150,6 +150,7 @@ Tensor row_sum(Tensor x);                                         // [M, n] -> [
 Tensor row_max(Tensor x);                                         // [M, n] -> [M]
 Tensor col_sum(Tensor x);                                         // [M, n] -> [n]
 Tensor lse(Tensor x);       // [M, n] -> [M], log of the sum of exponentials of each row
+Tensor log_sum(Tensor x);   // [M, n] -> [M], lse(x) - row_max(x); no derivative
 Tensor sum(Tensor vector);  // col or row -> scalar
 Tensor pick(Tensor x, Tensor targets,
             std::int64_t ignore_index = -100);  // [M, n] -> [M]; ignored: 0

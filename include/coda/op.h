@@ -74,6 +74,7 @@ enum class Op : std::uint8_t {
   row_max,
   col_sum,
   lse,
+  log_sum,  ///< lse - row_max, which differences with lse are made of (graph/rewrite.h)
   sum,
   // integer targets, one a row (attrs.ignore_index)
   pick,
@@ -97,8 +98,22 @@ struct Pairs {
   auto operator<=>(const Pairs&) const = default;
 };
 
-/// How a load combines the partials of a reduction, in ascending order of granules.
-enum class Finish : std::uint8_t { none, sum, max, lse };
+/// How a load combines the partials of a reduction, in ascending order of granules. The last three
+/// read the same online partials, of lse or log_sum: max and sum of e^(x - max).
+enum class Finish : std::uint8_t {
+  none,
+  sum,
+  max,
+  lse,      ///< max + ln sum
+  log_sum,  ///< ln sum; 0 where the max is infinite
+  lse_max,  ///< max
+};
+
+/// Are its partials online ones: two planes, maxima and sums?
+constexpr bool is_online(Op op) { return op == Op::lse || op == Op::log_sum; }
+constexpr bool is_online(Finish finish) {
+  return finish == Finish::lse || finish == Finish::log_sum || finish == Finish::lse_max;
+}
 
 /// Nodes with their own kernels and registry row (ops/opaque.h).
 enum class Opaque : std::uint8_t {

@@ -33,7 +33,8 @@ enum class Form : std::uint8_t {
 
 /// A tensor in memory that the program reads or writes, bound to a buffer when planned.
 /// Partials: a row reduction of a value of width w stores f32 [ceil(w / kColumnGranule), M]
-/// (lse: two such planes, max then sum); a col_sum stores f32 [ceil(M / kRowGranule), w].
+/// (lse and log_sum: two such planes, max then sum); a col_sum stores f32 [ceil(M / kRowGranule),
+/// w].
 struct Operand {
   std::string name;
   Kind kind = Kind::tile;

@@ -60,7 +60,11 @@ struct Finished {
 };
 Finished finish_sum(std::string_view operand);
 Finished finish_max(std::string_view operand);
+/// Three readings of what online_lse stores: max + ln sum, and its two terms. A difference with the
+/// log-sum-exp takes them one after the other: (x - max) - log_sum stays exact for large x.
 Finished finish_lse(std::string_view operand);
+Finished finish_lse_max(std::string_view operand);
+Finished finish_log_sum(std::string_view operand);
 /// The reciprocal root mean square of rows of d columns, from partial sums of squares.
 Finished finish_rms(std::string_view operand, std::int64_t d, double eps);
 
@@ -179,5 +183,6 @@ Partial pick_col(Tile x, IntCol targets, std::int64_t ignore_index = -100);
 ColVec whole_row_sum(Tile x);
 ColVec whole_row_max(Tile x);
 ColVec whole_lse(Tile x);
+ColVec whole_log_sum(Tile x);  ///< lse without the max
 
 }  // namespace coda

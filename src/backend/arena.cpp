@@ -65,7 +65,7 @@ Extents extents_of(const Buffer& buffer, std::int64_t tokens) {
   }
   const std::int64_t granules =
       buffer.granules == kTokens ? (tokens + kRowGranule - 1) / kRowGranule : buffer.granules;
-  const std::int64_t planes = buffer.finish == Finish::lse ? 2 : 1;
+  const std::int64_t planes = is_online(buffer.finish) ? 2 : 1;
   switch (buffer.kind) {
     case Kind::col:
       return {granules * planes, count(buffer.rows)};

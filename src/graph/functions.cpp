@@ -141,6 +141,7 @@ Tensor row_sum(Tensor x) { return graph_of(x, "row_sum").make(Op::row_sum, {x});
 Tensor row_max(Tensor x) { return graph_of(x, "row_max").make(Op::row_max, {x}); }
 Tensor col_sum(Tensor x) { return graph_of(x, "col_sum").make(Op::col_sum, {x}); }
 Tensor lse(Tensor x) { return graph_of(x, "lse").make(Op::lse, {x}); }
+Tensor log_sum(Tensor x) { return graph_of(x, "log_sum").make(Op::log_sum, {x}); }
 Tensor sum(Tensor vector) { return graph_of(vector, "sum").make(Op::sum, {vector}); }
 
 Tensor pick(Tensor x, Tensor targets, std::int64_t ignore_index) {

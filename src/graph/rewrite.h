@@ -1,6 +1,6 @@
 // Rewrites of a Graph, each for one pattern (docs/design.md). A Graph is append-only: a rewrite
 // builds what changes through Graph::make and says which node stands for which. The order that
-// plan/compile.cpp applies: defer, merge, gradients(), recover, min_cut.
+// plan/compile.cpp applies: defer, merge, gradients() and split_lse, recover, min_cut.
 //
 // No rule here names an operator. Everything iterates by node id, so that a compilation depends on
 // nothing but its input.
@@ -45,6 +45,13 @@ Rewritten defer(Graph& graph, std::span<const NodeId> roots);
 /// R4 (class E): all nt with one A and with B free of matmuls and of one memory type ->
 /// one nt(A, cat_rows(B...)) and cols of it. Run after defer, before gradients.
 Rewritten merge(Graph& graph, std::span<const NodeId> roots);
+
+/// R8 (class E): lse(x) -> row_max(x) + log_sum(x), and in differences one term after the other:
+/// a - lse(x) -> (a - row_max(x)) - log_sum(x), lse(x) - b -> (row_max(x) - b) + log_sum(x). So the
+/// log-sum-exp of large numbers, which has no room for their differences, is never formed. known:
+/// what the forward nodes became, when the roots are gradients.
+Rewritten split_lse(Graph& graph, std::span<const NodeId> roots,
+                    std::span<const NodeId> known = {});
 
 /// A differentiated graph in two phases.
 struct Phases {

@@ -87,6 +87,9 @@ Tensor of_broadcast(Graph& graph, const Node& node, const Node& whole) {
       return whole.type.cols > 0 && along ? broadcast(inner, node.type) : Tensor{};
     case Op::lse:
       return along ? broadcast(inner + std::log(n), node.type) : Tensor{};
+    case Op::log_sum:  // of n times the same number
+      return whole.type.cols > 0 && along ? broadcast(graph.constant(std::log(n)), node.type)
+                                          : Tensor{};
     case Op::col_sum: {
       if (!along) return broadcast(sum(inner), node.type);
       const bool tokens = whole.type.rows == kTokens;
@@ -102,7 +105,7 @@ Tensor of_broadcast(Graph& graph, const Node& node, const Node& whole) {
 
 /// The reduction of parts side by side (or one above the other).
 Tensor of_parts(Graph& graph, const Node& node, const Node& cat) {
-  if (node.op == Op::lse) return {};
+  if (is_online(node.op)) return {};
   std::vector<Tensor> parts;
   for (NodeId id : std::vector<NodeId>(cat.in))
     parts.push_back(graph.make(node.op, {graph.at(id)}));
@@ -120,7 +123,7 @@ Tensor simplify_reduction(Graph& graph, const Node& node) {
   const Node from = graph.node(node.in[0]);
   if (from.op == Op::broadcast) return of_broadcast(graph, node, from);
   if (from.op == Op::cat_cols || from.op == Op::cat_rows) return of_parts(graph, node, from);
-  if (node.op == Op::row_max || node.op == Op::lse) return {};
+  if (node.op == Op::row_max || is_online(node.op)) return {};
   if (node.op == Op::row_sum && from.op == Op::segment_broadcast) {
     return row_sum(graph.at(from.in[0])) * static_cast<double>(from.attrs.period);
   }

@@ -78,6 +78,7 @@ class Inference {
       case Op::row_sum:
       case Op::row_max:
       case Op::lse:
+      case Op::log_sum:
         return expect_tile(0), ValueType{Kind::col, one(), program_.form == Form::gemm};
       case Op::col_sum:
         return expect_tile(0), ValueType{Kind::row, type(0).cols, true};
@@ -181,9 +182,10 @@ class Inference {
     const std::string name = name_text(program_, value_.args[i]);
     const Op op = arg(i).op;
     const bool per_column = op == Op::col_sum;
-    std::string finish = op == Op::row_max ? "finish_max"
-                         : op == Op::lse   ? "finish_lse"
-                                           : "finish_sum";
+    std::string finish = op == Op::row_max   ? "finish_max"
+                         : op == Op::lse     ? "finish_lse"
+                         : op == Op::log_sum ? "finish_log_sum"
+                                             : "finish_sum";
     fail(fmt::format("expected a finished {} {}, got a {} ({} covers one tile's {})",
                      type_name(arg(i).kind), shape(arg(i).kind, arg(i).cols),
                      type_text(program_, type(i)), name_of(op),
@@ -218,7 +220,7 @@ class Inference {
     if (operand.partial && attrs_.finish == Finish::none) {
       fail(fmt::format("operand {} holds partials: expected how to finish them, got no finish",
                        operand.name),
-           "Name it: finish_sum, finish_max or finish_lse");
+           "Name it: finish_sum, finish_max, finish_lse, finish_log_sum or finish_lse_max");
     }
     if (!operand.partial && attrs_.finish != Finish::none) {
       fail(fmt::format("operand {} is complete: expected no finish, got one", operand.name),

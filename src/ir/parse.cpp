@@ -388,6 +388,8 @@ class Parser {
         if (accept_word("finish_sum")) attrs.finish = Finish::sum;
         if (accept_word("finish_max")) attrs.finish = Finish::max;
         if (accept_word("finish_lse")) attrs.finish = Finish::lse;
+        if (accept_word("finish_log_sum")) attrs.finish = Finish::log_sum;
+        if (accept_word("finish_lse_max")) attrs.finish = Finish::lse_max;
         return;
       default:
         return;

@@ -58,6 +58,10 @@ std::string finish_text(Finish finish) {
       return "finish_max";
     case Finish::lse:
       return "finish_lse";
+    case Finish::log_sum:
+      return "finish_log_sum";
+    case Finish::lse_max:
+      return "finish_lse_max";
   }
   return "";
 }

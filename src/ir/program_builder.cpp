@@ -22,6 +22,8 @@ Finished finishing(std::string_view operand, Finish finish) {
 Finished finish_sum(std::string_view operand) { return finishing(operand, Finish::sum); }
 Finished finish_max(std::string_view operand) { return finishing(operand, Finish::max); }
 Finished finish_lse(std::string_view operand) { return finishing(operand, Finish::lse); }
+Finished finish_lse_max(std::string_view operand) { return finishing(operand, Finish::lse_max); }
+Finished finish_log_sum(std::string_view operand) { return finishing(operand, Finish::log_sum); }
 
 Finished finish_rms(std::string_view operand, std::int64_t d, double eps) {
   Finished finished = finish_sum(operand);
@@ -454,5 +456,6 @@ Partial pick_col(Tile x, IntCol targets, std::int64_t ignore_index) {
 ColVec whole_row_sum(Tile x) { return make<ColVec>(Op::row_sum, {x}); }
 ColVec whole_row_max(Tile x) { return make<ColVec>(Op::row_max, {x}); }
 ColVec whole_lse(Tile x) { return make<ColVec>(Op::lse, {x}); }
+ColVec whole_log_sum(Tile x) { return make<ColVec>(Op::log_sum, {x}); }
 
 }  // namespace coda

@@ -105,6 +105,9 @@ constexpr std::array kTable = {
           "tile or weight -> row [n]", Rules{"dy"}, "", ""},
     OpRow{Op::lse, "lse", C::reduction, 1, "y[i] = ln sum over j of e^a[i, j]",
           "tile [M, n] -> col [M]", Rules{"dy * exp(a - y)"}, "", ""},
+    OpRow{Op::log_sum, "log_sum", C::reduction, 1,
+          "y[i] = ln sum over j of e^(a[i, j] - row_max(a)[i]); 0 where that max is infinite",
+          "tile [M, n] -> col [M]", kNone, "", ""},
     OpRow{Op::sum, "sum", C::reduction, 1, "y = sum of a", "col or row -> scalar", Rules{"dy"}, "",
           ""},
     // targets

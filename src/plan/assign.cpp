@@ -12,7 +12,7 @@ bool is_tile(const Node& node) {
 }
 
 bool is_reduction(Op op) {
-  return op == Op::row_sum || op == Op::row_max || op == Op::col_sum || op == Op::lse ||
+  return op == Op::row_sum || op == Op::row_max || op == Op::col_sum || is_online(op) ||
          op == Op::pick || op == Op::sum;
 }
 

@@ -161,7 +161,7 @@ class Analysis {
       const Node& node = graph_.node(v);
       NodeId whole = kNoNode;
       if (node.op == Op::onehot) whole = v;
-      if (node.op == Op::lse || node.op == Op::pick) whole = node.in[0];
+      if (is_online(node.op) || node.op == Op::pick) whole = node.in[0];
       if (whole != kNoNode && computed(whole) && result_.cuts[whole].size() > 2) {
         result_.culprit = whole;
         return;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "graph/rebuild.h"
 #include "graph/rewrite.h"
 #include "ops/opaque.h"
 #include "plan/emit.h"
@@ -23,9 +24,11 @@ class Compiler {
   std::shared_ptr<const Plan> run() {
     check();
     rewrite_forward();
+    const Rewritten in_terms = split_lse(graph_, values_);
     add_results();
     phases_.boundary = graph_.size();
     differentiate();
+    apply_split(in_terms);
     add_results();
     add_output_slots();
     Split split = choose();
@@ -46,6 +49,7 @@ class Compiler {
   void rewrite_forward();
   void add_results();
   void differentiate();
+  void apply_split(const Rewritten& split);
   void add_slot(const std::string& name, NodeId v, DType dtype, bool accumulate, bool may_own,
                 bool backward);
   void add_output_slots();
@@ -152,7 +156,6 @@ void Compiler::rewrite_forward() {
   };
   if (options_.defer) apply(defer(graph_, values_));
   if (options_.merge) apply(merge(graph_, values_));
-  phases_.forward = values_;
 }
 
 /// Opaque nodes write all their results: each needs a node, whether anything reads it or not.
@@ -192,7 +195,17 @@ void Compiler::differentiate() {
     const Tensor gradient = found[i] ? found[i] : graph_.constant(0);
     gradients_.push_back(broadcast(gradient, type).id());
   }
+}
+
+/// What is differentiated has lse in one piece; from here on, both phases have its two terms.
+void Compiler::apply_split(const Rewritten& split) {
+  const AtomsBelow atoms(graph_, phases_.boundary);
+  const Rewritten backward = split_lse(graph_, gradients_, split.map);
+  for (NodeId& v : values_) v = split[v];
+  for (NodeId& v : gradients_) v = backward[v];
+  phases_.forward = values_;
   phases_.backward = gradients_;
+  rewrites_.insert(rewrites_.end(), split.notes.begin(), split.notes.end());
 }
 
 void Compiler::add_slot(const std::string& name, NodeId v, DType dtype, bool accumulate,

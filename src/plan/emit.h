@@ -59,6 +59,8 @@ class PlanBuilder {
   /// The buffers that hold a reduction, one a block of the reduced tile's columns.
   const std::vector<std::int32_t>& vector_buffers(NodeId v) const;
   std::int32_t add_vector_buffer(NodeId v, Buffer buffer);
+  /// v is made of the partials of `stored`.
+  void share_vector_buffers(NodeId v, NodeId stored) { vectors_[v] = vector_buffers(stored); }
   std::int32_t input_buffer(NodeId v);
   /// The memory type that v is rounded to where it is made; f32: none.
   DType rounding_of(NodeId v) const;

@@ -245,7 +245,7 @@ double saved_bytes(const Plan& plan, std::int64_t tokens) {
     if (buffer.rows != kTokens || !is_float(buffer.dtype)) continue;
     double rows = extent(buffer.rows, tokens);
     if (buffer.partial)
-      rows *= static_cast<double>(buffer.granules) * (buffer.finish == Finish::lse ? 2 : 1);
+      rows *= static_cast<double>(buffer.granules) * (is_online(buffer.finish) ? 2 : 1);
     bytes += rows * static_cast<double>(buffer.cols) * static_cast<double>(size_of(buffer.dtype));
   }
   return bytes;

@@ -33,7 +33,7 @@ struct Buffer {
   std::int64_t rows = kTokens;
   std::int64_t cols = 0;
   bool partial = false;
-  Finish finish = Finish::none;  ///< partial: how loads combine it (lse: two planes)
+  Finish finish = Finish::none;  ///< partial: what it was stored for; online: two planes
   std::int64_t granules = 0;
   /// Lifetime in global step numbers: forward steps, then backward steps.
   std::int32_t first_step = 0, last_step = 0;

@@ -13,7 +13,14 @@ namespace {
 Finish finish_of(Op op) {
   if (op == Op::row_max) return Finish::max;
   if (op == Op::lse) return Finish::lse;
+  if (op == Op::log_sum) return Finish::log_sum;
   return Finish::sum;
+}
+
+/// How a load makes the reduction `op` of partials that may have been stored for another one.
+Finish finish_of(Op op, const Buffer& buffer) {
+  if (op == Op::row_max && is_online(buffer.finish)) return Finish::lse_max;
+  return finish_of(op);
 }
 
 Dim rows_dim(std::int64_t rows) { return rows == kTokens ? Dim::tokens() : Dim::number(rows); }
@@ -34,7 +41,10 @@ class Emitter {
     program_.cols = Dim::number(1);
     if (unit_.kind == UnitKind::gemm) add_gemm();
     if (unit_.kind == UnitKind::rows) set_row_width();
-    for (const NodeId r : unit_.reductions) add_reduction(r);
+    for (const NodeId r : unit_.reductions)
+      if (stored_for(r) == r) add_reduction(r);
+    for (const NodeId r : unit_.reductions)
+      if (stored_for(r) != r) plan_.share_vector_buffers(r, stored_for(r));
     for (const UnitStore& store : unit_.stores) add_store(store);
     name_program(phase);
     Step step;
@@ -364,7 +374,7 @@ class Emitter {
                  .cols = Dim::number(buffer.kind == Kind::row ? buffer.cols : 1),
                  .operand = vector_operand(index),
                  .name = node.name};
-      if (buffer.partial) load.attrs.finish = buffer.finish;
+      if (buffer.partial) load.attrs.finish = finish_of(node.op, buffer);
       blocks.push_back(add_value(std::move(load)));
       if (buffer.kind != Kind::row) result = combined(node, result, blocks.back());
     }
@@ -425,6 +435,16 @@ class Emitter {
   }
 
   // --- what the unit writes ---
+
+  /// The reduction whose partials serve for r as well: online ones of the same tile hold its
+  /// maximum, log_sum and lse.
+  NodeId stored_for(NodeId r) const {
+    const Node& node = graph_.node(r);
+    if (unit_.kind != UnitKind::gemm || (node.op != Op::row_max && !is_online(node.op))) return r;
+    for (const NodeId other : unit_.reductions)
+      if (is_online(graph_.node(other).op) && graph_.node(other).in[0] == node.in[0]) return other;
+    return r;
+  }
 
   void add_reduction(NodeId v) {
     const Node& node = graph_.node(v);

@@ -196,6 +196,7 @@ TEST(ReferenceOps, Reductions) {
   expect_same(run(Op::col_sum, {x}, 1, 3), {5, 7, 9});
   const double lse = std::log(std::exp(1) + std::exp(2) + std::exp(3));
   expect_same(run(Op::lse, {x}, 2, 1), {lse, lse + 3}, 1e-14);
+  expect_same(run(Op::log_sum, {x}, 2, 1), {lse - 3, lse - 3}, 1e-14);
   expect_same(run(Op::sum, {matrix(3, 1, {1, 2, 3})}, 1, 1), {6});
 }
 
@@ -203,6 +204,7 @@ TEST(ReferenceOps, ReductionsOfInfinitiesAndNan) {
   const Matrix x = matrix(4, 2, {-kInf, -kInf, kInf, 1, kNan, 1, -kInf, 2});
   expect_same(run(Op::row_max, {x}, 4, 1), {-kInf, kInf, kNan, 2});
   expect_same(run(Op::lse, {x}, 4, 1), {-kInf, kInf, kNan, 2});
+  expect_same(run(Op::log_sum, {x}, 4, 1), {0, 0, kNan, 0});
   expect_same(run(Op::row_sum, {x}, 4, 1), {-kInf, kInf, kNan, -kInf});
 }
 
@@ -220,6 +222,7 @@ TEST(ReferenceOps, EmptyRowsAndColumns) {
   expect_same(run(Op::row_sum, {no_columns}, 3, 1), {0, 0, 0});
   expect_same(run(Op::row_max, {no_columns}, 3, 1), {-kInf, -kInf, -kInf});
   expect_same(run(Op::lse, {no_columns}, 3, 1), {-kInf, -kInf, -kInf});
+  expect_same(run(Op::log_sum, {no_columns}, 3, 1), {0, 0, 0});
   expect_same(run(Op::col_sum, {no_rows}, 1, 3), {0, 0, 0});
   expect_same(run(Op::row_sum, {no_rows}, 0, 1), {});
   expect_same(run(Op::sum, {Matrix(0, 1)}, 1, 1), {0});
@@ -277,8 +280,14 @@ TEST(Partials, OfLogSumExpAreMaximaThenSums) {
   x.at(0, 0) = 3;
   expect_same(finished(partials_of(Op::lse, {}, args), Kind::col, Finish::lse), {3 + std::log(2.0)},
               1e-15);
+  parts = partials_of(Op::log_sum, {}, args);
+  expect_same(parts, partials_of(Op::lse, {}, args).v);
+  expect_same(finished(parts, Kind::col, Finish::lse_max), {3});
+  expect_same(finished(parts, Kind::col, Finish::log_sum), {std::log(2.0)}, 1e-15);
   x.at(0, 1) = kNan;
-  expect_same(finished(partials_of(Op::lse, {}, args), Kind::col, Finish::lse), {kNan});
+  parts = partials_of(Op::lse, {}, args);
+  for (const Finish finish : {Finish::lse, Finish::lse_max, Finish::log_sum})
+    expect_same(finished(parts, Kind::col, finish), {kNan});
 }
 
 TEST(Partials, OfColumnsAreCutByRows) {
@@ -318,6 +327,7 @@ TEST(ReferenceOps, EveryOpThatComputesHasADefinition) {
       case Op::row_sum:
       case Op::row_max:
       case Op::lse:
+      case Op::log_sum:
         cols = 1;
         break;
       case Op::pick:

@@ -101,23 +101,23 @@ inline void evaluate_matmul(const Attrs& attrs, const Value& a, const Value& b, 
 
 inline void evaluate_reduction(Op op, const Value& a, Value& y) {
   const double low = -std::numeric_limits<double>::infinity();
-  if (op == Op::row_max || op == Op::lse) y.data.assign(y.data.size(), low);
+  if (op == Op::row_max || is_online(op)) y.data.assign(y.data.size(), low);
   std::vector<double> sums(y.data.size(), 0.0);
   for (std::int64_t i = 0; i < a.rows; ++i) {
     for (std::int64_t j = 0; j < a.cols; ++j) {
       const auto to = static_cast<std::size_t>(op == Op::sum ? 0 : op == Op::col_sum ? j : i);
-      if (op == Op::row_max || op == Op::lse) {
+      if (op == Op::row_max || is_online(op)) {
         y.data[to] = std::max(y.data[to], a.at(i, j));
       } else {
         y.data[to] += a.at(i, j);
       }
     }
   }
-  if (op != Op::lse) return;
+  if (!is_online(op)) return;
   for (std::int64_t i = 0; i < a.rows; ++i) {
     double sum = 0;
     for (std::int64_t j = 0; j < a.cols; ++j) sum += std::exp(a.at(i, j) - y.at(i, 0));
-    y.at(i, 0) += std::log(sum);
+    y.at(i, 0) = (op == Op::lse ? y.at(i, 0) : 0) + std::log(sum);
   }
 }
 

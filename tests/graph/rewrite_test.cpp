@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "coda/error.h"
 #include "graph/blocks.h"
 #include "graph/evaluate.h"
 
@@ -310,6 +311,57 @@ TEST(BlockRewrites, ParallelBlock) {
 TEST(BlockRewrites, QkNorm) {
   Graph g;
   check_block(g, testing::qk_norm(g, 3, 4), {2, 0, 0}, {0, 2, 2});
+}
+
+TEST(SplitLse, TakesDifferencesOneTermAfterTheOther) {
+  Graph g;
+  const Tensor x = g.tile("x", 7), c = g.col("c"), t = g.tile("t", 5);
+  const Tensor m = row_max(x), l = log_sum(x);
+  struct Case {
+    Tensor from, to;
+  };
+  const Case cases[] = {
+      {x - lse(x), (x - m) - l},
+      {lse(x) - c, (m - c) + l},
+      {-(lse(x) - c), (c - m) - l},
+      {lse(x) - lse(t), ((m - row_max(t)) + l) - log_sum(t)},
+      {exp(x - lse(x)) * c, exp((x - m) - l) * c},
+      {lse(x) * c, (m + l) * c},
+      {lse(x - lse(x)), row_max((x - m) - l) + log_sum((x - m) - l)},
+      {x - m, x - m},
+  };
+  for (const Case& each : cases) {
+    const Rewritten split = split_lse(g, ids_of({each.from}));
+    EXPECT_EQ(split[each.from].id(), each.to.id()) << to_string(g, {split[each.from]});
+    expect_same_values(g, {each.from}, {each.to}, 4);
+  }
+}
+
+TEST(SplitLse, MakesWhatIsNotDifferentiatedAgain) {
+  Graph g;
+  const Tensor x = g.tile("x", 7), d = g.col("d");
+  EXPECT_THROW(gradients({{log_sum(x), d}}, {x}), UsageError);
+}
+
+/// What both phases read of the forward one has to be the same nodes in both.
+TEST(SplitLse, OfGradientsKeepsTheForwardValues) {
+  Graph g;
+  const Tensor x = g.tile("x", 7), d = g.col("d");
+  const Tensor y = lse(x * 2.0);
+  const Rewritten forward = split_lse(g, ids_of({y}));
+  const NodeId boundary = g.size();
+  const Tensor dx = gradients({{y, d}}, {x})[0];
+  const Rewritten backward = split_lse(g, ids_of({dx}), forward.map);
+  const std::vector<bool> in_forward = mask_of(g, ids_of({forward[y]}));
+  int reductions = 0;
+  for (NodeId id : needed_by(g, ids_of({backward[dx]}))) {
+    EXPECT_NE(g.node(id).op, Op::lse);
+    if (g.node(id).op != Op::row_max && g.node(id).op != Op::log_sum) continue;
+    ++reductions;
+    EXPECT_TRUE(id < boundary && in_forward[static_cast<std::size_t>(id)]);
+  }
+  EXPECT_EQ(reductions, 2);
+  expect_same_values(g, {y, dx}, {forward[y], backward[dx]}, 3);
 }
 
 TEST(Recover, DividesOnlyByWhatIsNeverZero) {

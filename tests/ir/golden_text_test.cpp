@@ -114,6 +114,25 @@ TEST(GoldenText, MergedBlocksRotationAndFinishedLoads) {
 )");
 }
 
+TEST(GoldenText, CrossEntropyBackward) {
+  ProgramBuilder b("cross_entropy_backward", Form::rows);
+  Tile z = b.load_tile("z", DType::bf16);
+  ColVec max = b.load_col(finish_lse_max("lse")), log_sum = b.load_col(finish_log_sum("lse"));
+  b.store_tile("p", exp((z - max) - log_sum), DType::f32);
+  expect_text(b.build(),
+              R"(row program cross_entropy_backward(z: bf16[M, N], lse: partial f32[M])
+    -> (p: f32[M, N]) {
+  %z   = load_tile z        : [M, N]
+  %lse = load_col finish_lse_max lse         : [M]
+  %0   = sub %z, %lse       : [M, N]
+  %1   = load_col finish_log_sum lse         : [M]
+  %2   = sub %0, %1         : [M, N]
+  %p   = exp %2             : [M, N]
+  store_tile p, %p
+}
+)");
+}
+
 TEST(GoldenText, CrossEntropyForward) {
   ProgramBuilder b("cross_entropy_forward");
   Tile logits = b.acc() * b.load_row("scale", DType::f32);

@@ -157,6 +157,15 @@ TEST(Counts, Head) {
   EXPECT_EQ(backward.rows, 1);
   EXPECT_NEAR(forward.gigabytes, 2.33, 0.01);
   EXPECT_NEAR(backward.gigabytes, 6.41, 0.01);
+  // Both terms of the log-sum-exp are read from one online partial, and it is never one number.
+  int online = 0;
+  for (const Buffer& buffer : plan->buffers) online += buffer.partial && is_online(buffer.finish);
+  EXPECT_EQ(online, 1);
+  const std::string text = to_string(*plan);
+  EXPECT_NE(text.find("finish_lse_max"), std::string::npos) << text;
+  EXPECT_NE(text.find("finish_log_sum"), std::string::npos) << text;
+  EXPECT_EQ(text.find("finish_lse "), std::string::npos) << text;
+  EXPECT_EQ(text.find("row_max"), std::string::npos) << text;
 }
 
 struct Expected {

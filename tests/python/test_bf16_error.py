@@ -171,3 +171,29 @@ def test_head(run_case, p):
             )
         )
     check_ratios(cases)
+
+
+def test_head_at_an_offset(run_case):
+    """Logits near 1e6, on bf16's grid there, with the target among the largest.
+
+    The loss, log of the number of largest logits, is then a matter of fp32: within its rounding.
+    """
+    m, d, vocab, grid = 64, 32, 1000, 4096.0
+    cases = []
+    for seed in SEEDS:
+        g = torch.Generator().manual_seed(200 + seed)
+        h = torch.zeros(m, d, dtype=torch.float64)
+        h[:, 0] = 244 * grid
+        h[:, 1:3] = grid * torch.randint(0, 2, (m, 2), generator=g)
+        w = torch.randint(-1, 2, (vocab, d), generator=g).double()
+        w[:, 0] = 1
+        targets = (h @ w.T).argmax(dim=-1)
+        targets[::7] = -100
+        inputs = {"h": h.bfloat16(), "Wl": w.bfloat16()}
+        one = {"loss": torch.ones(())}
+        ours = run_case("head", inputs | {"targets": targets})
+        theirs = computed(head, inputs, targets, one, torch.bfloat16)
+        exact = computed(head, inputs, targets, one, torch.float64)
+        assert error(ours.pop("loss"), exact.pop("loss")) < 2**-20
+        cases.append((ours, theirs, exact))
+    check_ratios(cases)

@@ -103,7 +103,7 @@ void CompiledProgram::place_vectors(i64 max_tokens) {
     slot.length = v.kind == Kind::col ? -1 : v.kind == Kind::row ? v.cols.num : 1;
     if (slot.local) {
       slot.offset = local_floats_;
-      local_floats_ += kRowGranule * (v.op == Op::lse ? 2 : 1);
+      local_floats_ += kRowGranule * (is_online(v.op) ? 2 : 1);
       continue;
     }
     if (level_[i] > 0) continue;
@@ -170,17 +170,17 @@ void CompiledProgram::make_phases(const Lowered& lowered) {
   }
   if (program_->form != Form::rows) return;
   for (int phase = 0; phase < phases; ++phase) {
-    std::vector<i32> lse, cols;
+    std::vector<i32> online, cols;
     for (std::size_t i = 0; i < program_->values.size(); ++i) {
       const Value& v = program_->values[i];
       if (level_[i] != phase + 1) continue;
-      if (v.op == Op::lse) lse.push_back(static_cast<i32>(i));
+      if (is_online(v.op)) online.push_back(static_cast<i32>(i));
       const bool stores_local = is_store(v.op) && v.op != Op::store_tile &&
                                 program_->values[at(v.args[0])].op != Op::col_sum;
       const bool local_op = slots_[i].local && !is_tile_reduction(v.op);
       if (stores_local || local_op) cols.push_back(static_cast<i32>(i));
     }
-    finishes_.push_back({std::move(lse), VectorCode(*program_, cols, {})});
+    finishes_.push_back({std::move(online), VectorCode(*program_, cols, {})});
   }
 }
 
@@ -351,9 +351,9 @@ void CompiledProgram::run_row_strip(const RunMemory& memory, i64 row, i64 rows,
   for (const i32 reduction : reductions_) {
     float* total = strip.locals + slots_[at(reduction)].offset;
     const Op op = program_->values[at(reduction)].op;
-    const bool max = op == Op::row_max || op == Op::lse;
+    const bool max = op == Op::row_max || is_online(op);
     std::fill_n(total, kRowGranule, max ? -std::numeric_limits<float>::infinity() : 0.0f);
-    if (op == Op::lse) std::fill_n(total + kRowGranule, kRowGranule, 0.0f);
+    if (is_online(op)) std::fill_n(total + kRowGranule, kRowGranule, 0.0f);
   }
   for (std::size_t phase = 0; phase < finishes_.size(); ++phase) {
     for (const Section& section : sections_) {
@@ -365,9 +365,11 @@ void CompiledProgram::run_row_strip(const RunMemory& memory, i64 row, i64 rows,
         section.phases[phase].run(strip);
       }
     }
-    for (const i32 reduction : finishes_[phase].lse) {
+    for (const i32 reduction : finishes_[phase].online) {
       float* total = strip.locals + slots_[at(reduction)].offset;
-      kernels().finish_lse(total, total + kRowGranule, rows);
+      const bool with_max = program_->values[at(reduction)].op == Op::lse;
+      const Kernels& k = kernels();
+      (with_max ? k.finish_lse : k.finish_log_sum)(total, total + kRowGranule, rows);
     }
     finishes_[phase].cols.run_local(memory, strip.locals, row, rows);
   }

@@ -42,7 +42,7 @@ class CompiledProgram {
 
   /// Between phases of a row program: cols made from the reductions of the phase before.
   struct Finish {
-    std::vector<std::int32_t> lse;  ///< reductions whose (max, sum) becomes one number
+    std::vector<std::int32_t> online;  ///< reductions whose (max, sum) becomes one number
     VectorCode cols;
   };
 

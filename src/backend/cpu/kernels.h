@@ -92,6 +92,8 @@ struct Kernels {
                       i64 n) = nullptr;
   /// max + log(sum), n numbers in place of max.
   void (*finish_lse)(float* max, const float* sum, i64 n) = nullptr;
+  /// log(sum), n numbers in place of max; 0 where that is infinite.
+  void (*finish_log_sum)(float* max, const float* sum, i64 n) = nullptr;
 };
 
 const Kernels& kernels();

@@ -125,14 +125,17 @@ void combine_lse_kernel(float* max, float* sum, const float* more_max, const flo
   }
 }
 
-void finish_lse_kernel(float* max, const float* sum, i64 n) {
+/// The log of the sum, with or without the max added: an infinite max stands alone.
+template <bool kAddMax>
+void finish_kernel(float* max, const float* sum, i64 n) {
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
   const VF infinity = constant(-kMinusInfinity);
   for (i64 c = 0; c < n; c += lanes) {
     const VF m = hn::LoadU(d, max + c);
-    const VF y = hn::Add(m, log(hn::LoadU(d, sum + c)));
-    hn::StoreU(hn::IfThenElse(hn::Eq(hn::Abs(m), infinity), m, y), d, max + c);
+    const VF l = log(hn::LoadU(d, sum + c));
+    const VF finite = hn::IfThenZeroElse(hn::Eq(hn::Abs(m), infinity), l);
+    hn::StoreU(kAddMax ? hn::Add(m, finite) : finite, d, max + c);
   }
 }
 
@@ -144,7 +147,8 @@ void fill_reductions(Kernels& table) {
   table.lse = lse_kernel;
   table.col_sum = col_sum_kernel;
   table.combine_lse = combine_lse_kernel;
-  table.finish_lse = finish_lse_kernel;
+  table.finish_lse = finish_kernel<true>;
+  table.finish_log_sum = finish_kernel<false>;
 }
 
 }  // namespace coda::cpu::HWY_NAMESPACE

@@ -444,7 +444,7 @@ class Lowering {
 }  // namespace
 
 bool is_tile_reduction(Op op) {
-  return op == Op::row_sum || op == Op::row_max || op == Op::lse || op == Op::pick ||
+  return op == Op::row_sum || op == Op::row_max || is_online(op) || op == Op::pick ||
          op == Op::col_sum;
 }
 

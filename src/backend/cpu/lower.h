@@ -41,7 +41,7 @@ struct Node {
 /// What leaves a section: a store, or a reduction (stored as partials, or complete in row
 /// programs).
 struct Sink {
-  Op op = Op::store_tile;  ///< store_tile, row_sum, row_max, lse, pick, col_sum
+  Op op = Op::store_tile;  ///< store_tile, or a reduction of a tile
   std::int32_t node = -1;
   std::int32_t operand = -1;  ///< -1: a complete reduction
   std::int32_t value = -1;    ///< the reduction, of Program::values

@@ -289,6 +289,7 @@ class Executor {
       case Op::row_sum:
       case Op::row_max:
       case Op::lse:
+      case Op::log_sum:
       case Op::pick:
         return i.operand >= 0 ? reduce(i) : reduce_complete(i);
       case Op::col_sum: {
@@ -411,7 +412,7 @@ class Executor {
     }
   }
 
-  /// Granules of one strip to y[granule * stride + row]; lse: sums `plane` floats behind.
+  /// Granules of one strip to y[granule * stride + row]; lse, log_sum: sums `plane` floats behind.
   void reduce_to(const Instruction& i, float* y, i64 plane, i64 stride) const {
     const Arg x = arg(i.a);
     const i64 n = cols(i.a);
@@ -421,6 +422,7 @@ class Executor {
       case Op::row_max:
         return k_.row_max(y, stride, x, s_.rows, n);
       case Op::lse:
+      case Op::log_sum:
         return k_.lse(y, plane, stride, x, s_.rows, n);
       default:
         break;
@@ -452,7 +454,7 @@ class Executor {
     const Arg sum{total, 0, false};
     for (i64 g = 0; g < granules; ++g) {
       float* more = s_.reduced + g * stride;
-      if (i.op == Op::lse) {
+      if (is_online(i.op)) {
         k_.combine_lse(total, total + kRowGranule, more, more + plane, s_.rows);
       } else {
         const Op op = i.op == Op::row_max ? Op::maximum : Op::add;

@@ -117,13 +117,14 @@ class Chunk {
   void finish(const TensorView& view, Finish how, float* y) const {
     alignas(64) float more[kVectorChunk], sum[kVectorChunk], more_sum[kVectorChunk];
     const LoadKernel read = k_.load[index_of(DType::f32)];
-    const i64 granules = how == Finish::lse ? view.rows / 2 : view.rows;
+    const i64 granules = is_online(how) ? view.rows / 2 : view.rows;
+    const bool online_sums = how == Finish::lse || how == Finish::log_sum;
     const Strip total{y, 0}, partial{more, 0};
     std::fill_n(y, padded(n_), how == Finish::sum ? 0.0f : kMinusInfinity);
     std::fill_n(sum, padded(n_), 0.0f);
     for (i64 g = 0; g < granules; ++g) {
       read(partial, address(view, g, start_), 0, 1, n_);
-      if (how == Finish::lse) {
+      if (online_sums) {
         read({more_sum, 0}, address(view, g + granules, start_), 0, 1, n_);
         k_.combine_lse(y, sum, more, more_sum, n_);
       } else {
@@ -132,6 +133,7 @@ class Chunk {
       }
     }
     if (how == Finish::lse) k_.finish_lse(y, sum, n_);
+    if (how == Finish::log_sum) k_.finish_log_sum(y, sum, n_);
   }
 
   void load_scalar(const Value& v, float* y) const {

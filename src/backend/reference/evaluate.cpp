@@ -40,7 +40,8 @@ struct LogSum {
     max = top;
   }
   void add(double x) { add(LogSum{x, x == -kInfinity ? 0.0 : 1.0}); }
-  double value() const { return std::isinf(max) || std::isnan(max) ? max : max + std::log(sum); }
+  double value() const { return max + log_sum(); }
+  double log_sum() const { return std::isinf(max) ? 0 : std::isnan(max) ? max : std::log(sum); }
 };
 
 double unary(Op op, double x) {
@@ -132,7 +133,7 @@ bool is_ignored(const Attrs& attrs, double target) {
 LogSum reduce_row(Op op, const Attrs& attrs, std::span<const Matrix* const> args, std::int64_t r,
                   std::int64_t lo, std::int64_t hi) {
   const Matrix& x = *args[0];
-  LogSum result;  // max is used by row_max and lse, sum by the others
+  LogSum result;  // row_max needs max, lse and log_sum both, the others sum
   for (std::int64_t c = lo; c < hi; ++c) {
     switch (op) {
       case Op::row_sum:
@@ -142,6 +143,7 @@ LogSum reduce_row(Op op, const Attrs& attrs, std::span<const Matrix* const> args
         result.max = larger(result.max, x.at(r, c));
         break;
       case Op::lse:
+      case Op::log_sum:
         result.add(x.at(r, c));
         break;
       case Op::pick:
@@ -160,7 +162,10 @@ Matrix reduce_rows(Op op, const Attrs& attrs, std::span<const Matrix* const> arg
   Matrix y(args[0]->rows, 1);
   for (std::int64_t r = 0; r < y.rows; ++r) {
     const LogSum all = reduce_row(op, attrs, args, r, 0, args[0]->cols);
-    y.at(r, 0) = op == Op::row_max ? all.max : op == Op::lse ? all.value() : all.sum;
+    y.at(r, 0) = op == Op::row_max   ? all.max
+                 : op == Op::lse     ? all.value()
+                 : op == Op::log_sum ? all.log_sum()
+                                     : all.sum;
   }
   return y;
 }
@@ -279,6 +284,7 @@ Matrix compute(Op op, const Attrs& attrs, std::span<const Matrix* const> args, s
     case Op::row_sum:
     case Op::row_max:
     case Op::lse:
+    case Op::log_sum:
     case Op::pick:
       return reduce_rows(op, attrs, args);
     case Op::col_sum:
@@ -354,7 +360,7 @@ Matrix partials_of(Op op, const Attrs& attrs, std::span<const Matrix* const> arg
   const std::int64_t extent = over_rows ? x.rows : x.cols;
   const std::int64_t granule = over_rows ? kRowGranule : kColumnGranule;
   const std::int64_t granules = (extent + granule - 1) / granule;
-  const auto planes = op == Op::lse ? 2 : 1;
+  const auto planes = is_online(op) ? 2 : 1;
   Matrix y(granules * planes, over_rows ? x.cols : x.rows);
   for (std::int64_t g = 0; g < granules; ++g) {
     const std::int64_t lo = g * granule, hi = std::min(extent, lo + granule);
@@ -365,15 +371,33 @@ Matrix partials_of(Op op, const Attrs& attrs, std::span<const Matrix* const> arg
     }
     for (std::int64_t r = 0; r < x.rows; ++r) {
       const LogSum part = reduce_row(op, attrs, args, r, lo, hi);
-      y.at(g, r) = op == Op::row_max || op == Op::lse ? part.max : part.sum;
-      if (op == Op::lse) y.at(granules + g, r) = part.sum;
+      y.at(g, r) = op == Op::row_max || is_online(op) ? part.max : part.sum;
+      if (is_online(op)) y.at(granules + g, r) = part.sum;
     }
   }
   return y;
 }
 
+namespace {
+
+double result_of(Finish finish, const LogSum& all) {
+  switch (finish) {
+    case Finish::max:
+    case Finish::lse_max:
+      return all.max;
+    case Finish::lse:
+      return all.value();
+    case Finish::log_sum:
+      return all.log_sum();
+    default:
+      return all.sum;
+  }
+}
+
+}  // namespace
+
 Matrix finished(const Matrix& partials, Kind kind, Finish finish) {
-  const std::int64_t granules = finish == Finish::lse ? partials.rows / 2 : partials.rows;
+  const std::int64_t granules = is_online(finish) ? partials.rows / 2 : partials.rows;
   const std::int64_t count = partials.cols;
   Matrix y = kind == Kind::col ? Matrix(count, 1) : Matrix(1, count);
   for (std::int64_t i = 0; i < count; ++i) {
@@ -388,15 +412,15 @@ Matrix finished(const Matrix& partials, Kind kind, Finish finish) {
           all.max = larger(all.max, part);
           break;
         case Finish::lse:
+        case Finish::log_sum:
+        case Finish::lse_max:
           all.add(LogSum{part, partials.at(granules + g, i)});
           break;
         case Finish::none:
           throw InternalError("reference: finished: partials without a finish");
       }
     }
-    y.v[static_cast<std::size_t>(i)] = finish == Finish::sum   ? all.sum
-                                       : finish == Finish::max ? all.max
-                                                               : all.value();
+    y.v[static_cast<std::size_t>(i)] = result_of(finish, all);
   }
   return y;
 }

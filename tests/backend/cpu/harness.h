@@ -262,7 +262,7 @@ class Chain {
                                       ? kTokens
                                       : (program.rows.num + kRowGranule - 1) / kRowGranule)
                                : (x.cols.num + kColumnGranule - 1) / kColumnGranule;
-        buffer.finish = reduction.op == Op::lse       ? Finish::lse
+        buffer.finish = is_online(reduction.op)       ? Finish::lse
                         : reduction.op == Op::row_max ? Finish::max
                                                       : Finish::sum;
       }

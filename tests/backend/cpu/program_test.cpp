@@ -257,6 +257,11 @@ TEST(CpuGemm, PartialsAreFinishedByTheNextProgram) {
       second.store(
           "y4",
           second.op(Op::sub, {acc2, second.load_finished("col_sums", Kind::row, n, Finish::sum)}));
+      second.store(
+          "y5",
+          second.op(Op::sub, {second.op(Op::sub, {acc2, second.load_finished("lse", Kind::col, 1,
+                                                                             Finish::lse_max)}),
+                              second.load_finished("lse", Kind::col, 1, Finish::log_sum)}));
       Make third("vectors", Form::vectors, n);
       const i32 l = third.load_finished("lse", Kind::col, 1, Finish::lse);
       const i32 p = third.load_finished("picked", Kind::col, 1, Finish::sum);
@@ -304,6 +309,7 @@ TEST(CpuRows, ReductionsAreUsedInTheSameProgram) {
       make.store_vector("sum", sum);
       const i32 l = make.reduce(Op::lse, {x});
       make.store_vector("lse", l, DType::bf16);
+      make.store_vector("log_sum", make.reduce(Op::log_sum, {x}));
       const i32 target = make.load_col("target", DType::i32);
       const i32 picked = make.reduce(Op::pick, {x, target});
       make.store_vector("loss", make.op(Op::sub, {l, picked}));
