@@ -21,7 +21,7 @@ constexpr i64 kTileRows = 256;
 constexpr i64 kTileCols = 768;  ///< accumulator columns of a tile, over all blocks
 constexpr i64 kStripCols = 128;
 constexpr i64 kStripFloats = 2048;
-constexpr i64 kEnoughTiles = 16;  ///< below, tiles are halved so that threads have work
+constexpr i64 kTilesPerThread = 4;
 constexpr std::size_t kMaxBlocks = 64;
 
 std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
@@ -242,29 +242,35 @@ void CompiledProgram::run(std::span<const TensorView> operands, i64 tokens, floa
 void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stride,
                                ThreadPool& pool) const {
   // Tiles of all sections are numbered through, row tiles of one column tile first: its panel of B
-  // stays in the cache.
-  const auto count_tiles = [&](const Section& section, i64 tile_rows) {
-    const i64 rows = section.rows < 0 ? memory.rows : section.rows;
-    return divide_up(rows, tile_rows) * divide_up(section.width, section.tile_cols);
+  // stays in the cache. Few tiles are made smaller until every thread has some.
+  i64 tile_rows = kTileRows;
+  int halvings = 0;
+  const auto tile_cols = [&](const Section& section) {
+    return even_part(section.tile_cols, section.tile_cols >> halvings, section.unit);
   };
-  i64 tile_rows = kTileRows, total = 0;
-  for (const Section& section : sections_) total += count_tiles(section, tile_rows);
-  if (total < kEnoughTiles) {
-    tile_rows = kRowGranule;
-    total = 0;
-    for (const Section& section : sections_) total += count_tiles(section, tile_rows);
-  }
-  pool.parallel_for(total, [&](i64 index, int thread) {
+  const auto rows_of = [&](const Section& section) {
+    return section.rows < 0 ? memory.rows : section.rows;
+  };
+  const auto count_tiles = [&](const Section& section) {
+    return divide_up(rows_of(section), tile_rows) * divide_up(section.width, tile_cols(section));
+  };
+  const auto count_all = [&] {
+    i64 total = 0;
+    for (const Section& section : sections_) total += count_tiles(section);
+    return total;
+  };
+  const i64 enough = kTilesPerThread * pool.threads();
+  if (count_all() < enough) tile_rows = kRowGranule;
+  while (count_all() < enough && halvings < 3) ++halvings;
+  pool.parallel_for(count_all(), [&](i64 index, int thread) {
     std::size_t s = 0;
-    while (index >= count_tiles(sections_[s], tile_rows))
-      index -= count_tiles(sections_[s++], tile_rows);
+    while (index >= count_tiles(sections_[s])) index -= count_tiles(sections_[s++]);
     const Section& section = sections_[s];
-    const i64 all_rows = section.rows < 0 ? memory.rows : section.rows;
-    const i64 row_tiles = divide_up(all_rows, tile_rows);
+    const i64 row_tiles = divide_up(rows_of(section), tile_rows);
     const i64 row = index % row_tiles * tile_rows;
-    const i64 col = index / row_tiles * section.tile_cols;
-    run_tile(memory, section, row, std::min(tile_rows, all_rows - row), col,
-             std::min(section.tile_cols, section.width - col), scratch + thread * stride);
+    const i64 col = index / row_tiles * tile_cols(section);
+    run_tile(memory, section, row, std::min(tile_rows, rows_of(section) - row), col,
+             std::min(tile_cols(section), section.width - col), scratch + thread * stride);
   });
 }
 
