@@ -20,3 +20,13 @@ coda_python_env() {
   rm -f "$log"
   cp "$wanted" "$stamp"
 }
+
+# Lets the tests compile CUDA kernels with the NVRTC that .venv holds, unless CODA_NVRTC names one.
+coda_use_nvrtc() {
+  local found
+  found=$(echo "$PWD"/.venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*)
+  if [ -z "${CODA_NVRTC:-}" ] && [ -e "${found%% *}" ]; then
+    CODA_NVRTC=$(dirname "${found%% *}")
+    export CODA_NVRTC
+  fi
+}

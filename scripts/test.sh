@@ -7,7 +7,8 @@ source scripts/setup.sh
 usage() {
   cat <<'TXT'
 usage: scripts/test.sh [options]
-  --torch           also compare with PyTorch and transformers (tests/python), in .venv
+  --torch           also compare with PyTorch and transformers (tests/python), in .venv, and compile
+                    every CUDA kernel with NVRTC from there
   --gpu             also run the tests that need a GPU (they fail where there is none)
   --sanitize        build with AddressSanitizer and UndefinedBehaviorSanitizer, in build-sanitize/
   --filter REGEX    only C++ test programs whose name matches (ctest -R); and, with --torch, only
@@ -37,6 +38,12 @@ groups=(build tests)
 if [ $torch = 1 ]; then groups+=(torch); fi
 coda_setup "${groups[@]}"
 
+if [ $torch = 1 ]; then
+  source scripts/python_env.sh
+  coda_python_env
+  coda_use_nvrtc
+fi
+
 cmake -S . -B "$build_dir" -G Ninja "${configure[@]}" > /dev/null
 cmake --build "$build_dir" --parallel "$(nproc)"
 
@@ -46,8 +53,6 @@ if [ -n "$filter" ]; then select=(-R "$filter"); fi
 ctest --test-dir "$build_dir" --output-on-failure --parallel "$(nproc)" "${select[@]}" || failed=1
 
 if [ $torch = 1 ]; then
-  source scripts/python_env.sh
-  coda_python_env
   select=()
   if [ -n "$filter" ]; then select=(-k "$filter"); fi
   status=0
