@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "plan/plan.h"
@@ -43,7 +44,22 @@ class Backend {
 /// nothing: math without rounding. With f32, casts round.
 std::unique_ptr<Backend> make_reference_backend(DType compute);
 
-/// oneDNN + Highway. threads 0: all cores. The result does not depend on it.
-std::unique_ptr<Backend> make_cpu_backend(int threads = 0);
+/// What multiplies matrices on the CPU. `automatic` is oneDNN for operands of a 16-bit type that
+/// the processor multiplies natively and coda's own kernel for all else; `onednn` is an error for
+/// types that it cannot multiply well here. `from_environment` reads CODA_CPU_GEMM: auto (or
+/// unset), builtin, onednn.
+enum class CpuGemm : std::uint8_t { from_environment, automatic, builtin, onednn };
+
+/// oneDNN + Highway. threads 0: all cores. The result does not depend on it. Throws UsageError for
+/// an unknown CODA_CPU_GEMM.
+std::unique_ptr<Backend> make_cpu_backend(int threads = 0,
+                                          CpuGemm gemm = CpuGemm::from_environment);
+
+/// For `coda info`: oneDNN's version and the instruction set it sees, and what multiplies operands
+/// of each type ("built-in" or "oneDNN"). Throws UsageError for an unknown CODA_CPU_GEMM.
+struct CpuGemmInfo {
+  std::string onednn, f32, bf16, f16;
+};
+CpuGemmInfo cpu_gemm_info(CpuGemm choice = CpuGemm::from_environment);
 
 }  // namespace coda

@@ -22,6 +22,7 @@ constexpr i64 kTileCols = 768;  ///< accumulator columns of a tile, over all blo
 constexpr i64 kStripCols = 128;
 constexpr i64 kStripFloats = 2048;
 constexpr i64 kTilesPerThread = 4;
+constexpr i64 kEnoughTiles = 16;  ///< oneDNN, whatever the number of threads
 constexpr std::size_t kMaxBlocks = 64;
 
 std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
@@ -49,11 +50,14 @@ i64 even_part(i64 width, i64 wanted, i64 unit) {
 
 }  // namespace
 
-CompiledProgram::CompiledProgram(std::shared_ptr<const Program> program, i64 max_tokens)
+CompiledProgram::CompiledProgram(std::shared_ptr<const Program> program, i64 max_tokens,
+                                 CpuGemm gemm)
     : program_(std::move(program)) {
   mark_locals();
   place_vectors(max_tokens);
   make_sections();
+  choose_tiles();
+  choose_gemm(gemm);
   measure();
 }
 
@@ -184,8 +188,8 @@ void CompiledProgram::make_phases(const Lowered& lowered) {
   }
 }
 
-/// Tile and strip sizes, and the scratch of a thread.
-void CompiledProgram::measure() {
+/// Tile and strip sizes.
+void CompiledProgram::choose_tiles() {
   strip_rows_ = 64;
   for (Section& section : sections_) {
     double acc_cols = 0;  // of one column of the section
@@ -198,6 +202,37 @@ void CompiledProgram::measure() {
     section.strip_rows = std::clamp<i64>(static_cast<i64>(std::bit_floor(rows)), 1, 64);
     strip_rows_ = std::min(strip_rows_, section.strip_rows);
   }
+}
+
+void CompiledProgram::choose_gemm(CpuGemm gemm) {
+  if (program_->form != Form::gemm) return;
+  const Gemm& product = program_->gemm;
+  const auto dtype_of = [&](i32 operand) { return program_->operands[at(operand)].dtype; };
+  GemmShape shape{program_->name, dtype_of(product.a), product.transpose_a, product.transpose_b};
+  for (const i32 b : product.b)
+    if (dtype_of(b) != shape.dtype) return;  // the built-in kernel widens either side
+  if (product.k.symbol != Dim::Symbol::M) shape.k = product.k.num;
+  for (const Section& section : sections_) {
+    for (const AccBlock& block : section.blocks) {
+      if (whole_) {
+        shape.widths.insert(padded(block.width));
+        continue;
+      }
+      const i64 edge = section.width % section.tile_cols;
+      shape.widths.insert(padded(section.tile_cols / block.scale));
+      if (edge > 0) shape.widths.insert(padded(edge / block.scale));
+    }
+  }
+  onednn_ = make_onednn_gemm(gemm, shape);
+}
+
+/// Rows of scratch that a tile of `rows` rows of the accumulator needs.
+i64 CompiledProgram::acc_rows(i64 rows) const {
+  return onednn_ ? round_up(rows, OneDnnGemm::kRowStep) : tile_rows(rows);
+}
+
+/// The scratch of a thread.
+void CompiledProgram::measure() {
   for (Section& section : sections_) {
     if (program_->form == Form::rows) section.strip_rows = strip_rows_;
     section.slot_floats = section.strip_rows * padded(section.strip_cols) + kPad;
@@ -206,9 +241,10 @@ void CompiledProgram::measure() {
     i64 floats = slots * section.slot_floats;
     for (const AccBlock& block : section.blocks) {
       const i64 cols = whole_ ? block.width : section.tile_cols / block.scale;
-      floats += tile_rows(kTileRows) * padded(cols);
+      floats += acc_rows(kTileRows) * padded(cols);
     }
-    if (!section.blocks.empty()) floats += packing_floats(kTileRows);
+    if (!section.blocks.empty())
+      floats += onednn_ ? onednn_->scratch_floats() : packing_floats(kTileRows);
     if (program_->form == Form::rows) {
       const i64 granules = section.strip_cols / kColumnGranule + 1;
       reduced_floats_ = std::max(reduced_floats_, 2 * granules * padded(section.strip_rows));
@@ -246,6 +282,7 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
   i64 tile_rows = kTileRows;
   int halvings = 0;
   const auto tile_cols = [&](const Section& section) {
+    if (halvings == 0) return section.tile_cols;
     return even_part(section.tile_cols, section.tile_cols >> halvings, section.unit);
   };
   const auto rows_of = [&](const Section& section) {
@@ -259,9 +296,10 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
     for (const Section& section : sections_) total += count_tiles(section);
     return total;
   };
-  const i64 enough = kTilesPerThread * pool.threads();
+  // oneDNN has kernels for tile_cols only, and may sum in another order in tiles of another size.
+  const i64 enough = onednn_ ? kEnoughTiles : kTilesPerThread * pool.threads();
   if (count_all() < enough) tile_rows = kRowGranule;
-  while (count_all() < enough && halvings < 3) ++halvings;
+  while (!onednn_ && count_all() < enough && halvings < 3) ++halvings;
   pool.parallel_for(count_all(), [&](i64 index, int thread) {
     std::size_t s = 0;
     while (index >= count_tiles(sections_[s])) index -= count_tiles(sections_[s++]);
@@ -290,7 +328,7 @@ void CompiledProgram::multiply(const RunMemory& memory, const Section& section, 
     const AccBlock& block = section.blocks[i];
     strides[i] = padded(whole_ ? block.width : cols / block.scale);
     acc[i] = packing;
-    packing += tile_rows(rows) * strides[i];
+    packing += acc_rows(rows) * strides[i];
   }
   scratch = packing;
   TileBlock tiles[kMaxBlocks];
@@ -303,7 +341,11 @@ void CompiledProgram::multiply(const RunMemory& memory, const Section& section, 
       tiles[n++] = {block.col + (whole_ ? 0 : col / block.scale),
                     whole_ ? block.width : cols / block.scale, acc[i], strides[i]};
     }
-    multiply_tile(factors, first_row + row, rows, std::span(tiles, n), packing);
+    const std::span<const TileBlock> blocks(tiles, n);
+    if (onednn_)
+      onednn_->multiply(factors, first_row + row, rows, blocks, packing);
+    else
+      multiply_tile(factors, first_row + row, rows, blocks, packing);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "backend/cpu/lower.h"
 #include "backend/cpu/memory.h"
+#include "backend/cpu/onednn_gemm.h"
 #include "backend/cpu/strip.h"
 #include "backend/cpu/thread_pool.h"
 #include "backend/cpu/vectors.h"
@@ -17,8 +18,9 @@ namespace coda::cpu {
 
 class CompiledProgram {
  public:
-  /// The program verifies and its widths are numbers.
-  CompiledProgram(std::shared_ptr<const Program> program, std::int64_t max_tokens);
+  /// The program verifies and its widths are numbers. `gemm` is not from_environment. Throws
+  /// UsageError if it is onednn and oneDNN cannot multiply the operands' type here.
+  CompiledProgram(std::shared_ptr<const Program> program, std::int64_t max_tokens, CpuGemm gemm);
 
   /// Floats of scratch: for all threads together, and for each thread.
   std::int64_t shared_floats() const { return shared_floats_; }
@@ -50,6 +52,9 @@ class CompiledProgram {
   void mark_locals();
   void make_sections();
   void make_phases(const Lowered& lowered);
+  void choose_tiles();
+  void choose_gemm(CpuGemm gemm);
+  std::int64_t acc_rows(std::int64_t rows) const;
   void measure();
 
   void run_gemm(const RunMemory& memory, float* scratch, std::int64_t stride,
@@ -70,8 +75,9 @@ class CompiledProgram {
   std::vector<AngleTable> tables_;
   std::unique_ptr<VectorCode> prologue_;
   std::vector<Section> sections_;
-  std::vector<Finish> finishes_;          ///< after phase p
-  std::vector<std::int32_t> reductions_;  ///< complete ones, of row programs
+  std::unique_ptr<const OneDnnGemm> onednn_;  ///< null: multiply_tile
+  std::vector<Finish> finishes_;              ///< after phase p
+  std::vector<std::int32_t> reductions_;      ///< complete ones, of row programs
   bool whole_ = false;
   std::int64_t row_unit_ = 32;   ///< row programs: rows that one thread does in one go
   std::int64_t strip_rows_ = 1;  ///< row programs: rows of every section's strips

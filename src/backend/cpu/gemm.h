@@ -7,7 +7,8 @@
 // packing here widens 16-bit operands on the way. Measured on one thread of a Zen 3 (AVX2), fp32,
 // processor time, storing the result included: 1024 x 2816 x 1024 86 GFLOP/s nt, 86 nn, 84 tn
 // (oneDNN's sgemm 90 to 92, OpenBLAS 91 to 94 in the same run); 2048 x 1536 x 256 nt 80 (94, 88);
-// with bf16 operands 85 to 88. The inner kernel alone: 102.
+// with bf16 operands 85 to 88. The inner kernel alone: 102. Processors that multiply 16-bit types
+// natively use onednn_gemm.h for those.
 //
 // The order of summation over K depends on K alone, never on the tile: bits do not change with the
 // size of tiles.

@@ -1,5 +1,5 @@
 // Runs plans on the CPU. Everything that a run needs is made ready by prepare(): a run allocates
-// nothing.
+// nothing, except what oneDNN does of its own (see onednn_gemm.h).
 #include <algorithm>
 #include <map>
 
@@ -27,8 +27,8 @@ struct CpuStep {
 class CpuSession final : public Session {
  public:
   CpuSession(std::shared_ptr<const Plan> plan, std::int64_t max_tokens,
-             std::shared_ptr<ThreadPool> pool)
-      : bindings_(plan, max_tokens), pool_(std::move(pool)) {
+             std::shared_ptr<ThreadPool> pool, CpuGemm gemm)
+      : bindings_(plan, max_tokens), pool_(std::move(pool)), gemm_(gemm) {
     steps_[0] = compile(plan->forward, max_tokens);
     steps_[1] = compile(plan->backward, max_tokens);
     allocate();
@@ -57,7 +57,8 @@ class CpuSession final : public Session {
       made.views.resize(step.slices.size());
       if (step.program) {
         auto& compiled = compiled_[step.program.get()];
-        if (!compiled) compiled = std::make_shared<CompiledProgram>(step.program, max_tokens);
+        if (!compiled)
+          compiled = std::make_shared<CompiledProgram>(step.program, max_tokens, gemm_);
         made.program = compiled;
       } else {
         made.kernel = &cpu::kernel_of(step.opaque);
@@ -100,6 +101,7 @@ class CpuSession final : public Session {
 
   Bindings bindings_;
   std::shared_ptr<ThreadPool> pool_;
+  CpuGemm gemm_;
   std::map<const Program*, std::shared_ptr<const CompiledProgram>> compiled_;
   std::vector<CpuStep> steps_[2];
   std::int64_t thread_floats_ = 0;
@@ -108,25 +110,27 @@ class CpuSession final : public Session {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(int threads) : pool_(std::make_shared<ThreadPool>(threads)) {}
+  CpuBackend(int threads, CpuGemm gemm)
+      : pool_(std::make_shared<ThreadPool>(threads)), gemm_(cpu::resolved(gemm)) {}
   std::string_view name() const override { return "cpu"; }
   std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
                                    std::int64_t max_tokens) override {
-    return std::make_unique<CpuSession>(std::move(plan), max_tokens, pool_);
+    return std::make_unique<CpuSession>(std::move(plan), max_tokens, pool_, gemm_);
   }
 
  private:
   std::shared_ptr<ThreadPool> pool_;
+  CpuGemm gemm_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) {
+std::unique_ptr<Backend> make_cpu_backend(int threads, CpuGemm gemm) {
   if (threads < 0)
     throw_error<UsageError>(
         "cpu backend: expected 0 (all cores) or a number of threads, got {}. Give 0 or more.",
         threads);
-  return std::make_unique<CpuBackend>(threads);
+  return std::make_unique<CpuBackend>(threads, gemm);
 }
 
 }  // namespace coda

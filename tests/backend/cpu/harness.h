@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -410,15 +411,18 @@ inline void expect_close(const Plan& plan, const Outputs& got, const Outputs& wa
 
 /// Runs on the reference (f32, casts rounding) and on the CPU with 1, 2 and 5 threads: close to the
 /// former, and bit for bit the same for every number of threads.
-inline void check_chain(const Chain& chain, RunOptions options, double terms) {
+inline void check_chain(const Chain& chain, RunOptions options, double terms,
+                        CpuGemm gemm = CpuGemm::from_environment) {
   const auto reference = make_reference_backend(DType::f32);
-  static const std::unique_ptr<Backend> threads[] = {make_cpu_backend(1), make_cpu_backend(2),
-                                                     make_cpu_backend(5)};
+  static std::map<CpuGemm, std::array<std::unique_ptr<Backend>, 3>> backends;
+  auto& threads = backends[gemm];
+  if (!threads[0])
+    threads = {make_cpu_backend(1, gemm), make_cpu_backend(2, gemm), make_cpu_backend(5, gemm)};
   const Outputs want = run_plan(*reference, chain.plan(), options);
   const Outputs got = run_plan(*threads[0], chain.plan(), options);
   expect_close(*chain.plan(), got, want, terms);
   for (int t = 1; t < 3; ++t) {
-    const Outputs again = run_plan(*threads[t], chain.plan(), options);
+    const Outputs again = run_plan(*threads[static_cast<std::size_t>(t)], chain.plan(), options);
     for (const auto& [name, values] : got)
       EXPECT_EQ(std::memcmp(values.data(), again.at(name).data(), values.size() * sizeof(double)),
                 0)
