@@ -89,7 +89,7 @@ struct Program {
 /// Throws ProgramError naming program, value, what was expected and how to fix it.
 void verify(const Program& program);
 
-/// The canonical text (STYLE.md section 3); equal programs print equally.
+/// The canonical text; equal programs print equally, and parse_program reads it back.
 std::string to_string(const Program& program);
 
 /// The program of a text that to_string could have written: it prints equally, and is verified.
