@@ -424,8 +424,8 @@ inline void check_chain(const Chain& chain, RunOptions options, double terms,
   for (int t = 1; t < 3; ++t) {
     const Outputs again = run_plan(*threads[static_cast<std::size_t>(t)], chain.plan(), options);
     for (const auto& [name, values] : got)
-      EXPECT_EQ(std::memcmp(values.data(), again.at(name).data(), values.size() * sizeof(double)),
-                0)
+      EXPECT_TRUE(values.empty() || std::memcmp(values.data(), again.at(name).data(),
+                                                values.size() * sizeof(double)) == 0)
           << name << " depends on the number of threads";
   }
 }
