@@ -79,7 +79,7 @@ class Runner {
  public:
   Runner(Program program, int threads)
       : program_(std::make_shared<Program>(std::move(program))),
-        compiled_(program_, kTokens),
+        compiled_(program_, kTokens, coda::CpuGemm::automatic),
         pool_(threads),
         shared_(DType::f32, 1, compiled_.shared_floats()),
         scratch_(DType::f32, threads, coda::cpu::padded(compiled_.thread_floats())) {
