@@ -16,6 +16,19 @@ void Printer::object(const nlohmann::ordered_json& object) const {
   std::fflush(stdout);
 }
 
+CLI::Validator whole_number() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        constexpr std::size_t kMostDigits = 18;  // fits 64 bits
+        const bool good = !text.empty() && text.size() <= kMostDigits &&
+                          text.find_first_not_of("0123456789") == std::string::npos;
+        return good ? std::string()
+                    : fmt::format("expected a whole number of at most {} digits, got {}",
+                                  kMostDigits, text);
+      },
+      "");
+}
+
 void DeviceOptions::add_options(CLI::App& app) {
   app.add_option("--device", device, "cpu, or reference: slow scalar code that defines the result")
       ->group("Device")

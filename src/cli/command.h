@@ -52,6 +52,9 @@ class Printer {
   bool json_ = false;
 };
 
+/// Of an unsigned option: CLI11 by itself reads -1 as a huge number.
+CLI::Validator whole_number();
+
 /// --device and --threads.
 struct DeviceOptions {
   std::string device = "cpu";

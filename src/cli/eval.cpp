@@ -76,7 +76,10 @@ Command add_eval(CLI::App& app) {
   sub->add_option("--batch", c->batch, "Sequences at once")
       ->group("Computation")
       ->capture_default_str();
-  sub->add_option("--dtype", c->dtype, "f32 or bf16")->group("Computation")->capture_default_str();
+  sub->add_option("--dtype", c->dtype, "f32 or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->group("Computation")
+      ->capture_default_str();
   c->device.add_options(*sub);
   c->output.add_option(*sub);
   sub->footer(

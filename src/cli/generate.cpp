@@ -111,7 +111,9 @@ Command add_generate(CLI::App& app) {
   option("Sampling", "--top-k", c->options.top_k, "Only the k most likely tokens, 0: all");
   option("Sampling", "--top-p", c->options.top_p, "Only the most likely, up to this probability");
   option("Sampling", "--seed", c->seed, "Same seed, same text");
+  sub->get_option("--seed")->check(whole_number());
   option("Computation", "--dtype", c->dtype, "f32 or bf16");
+  sub->get_option("--dtype")->check(CLI::IsMember({"f32", "bf16"}));
   c->device.add_options(*sub);
   c->output.add_option(*sub);
   sub->footer("Example:\n  coda generate --model run --prompt \"In the beginning\" --tokens 50");

@@ -70,11 +70,14 @@ void TrainCommand::add_options(CLI::App& sub) {
   sub.add_option("--resume", resume, "Continue the run in this folder with its own options")
       ->group(data);
   option(data, "--steps", o.steps, "Length of the schedule");
-  sub.add_option("--stop-after", stop_after, "Stop at this step of a longer schedule")->group(data);
+  sub.add_option("--stop-after", stop_after,
+                 "Stop at this step of a longer schedule; 0: at its end")
+      ->group(data);
   option(data, "--eval-every", o.eval_every, "Steps between evaluations, 0: at the end only");
   option(data, "--save-every", o.save_every, "Steps between checkpoints, 0: at the end only");
   option(data, "--eval-tokens", o.eval_tokens, "Held-out tokens to evaluate at most");
   option(data, "--seed", o.seed, "Of initial weights and of the order of the data");
+  sub.get_option("--seed")->check(whole_number());
 
   const char* tokens = "Tokenizer";
   option(tokens, "--tokenizer", o.tokenizer, "bpe (SentencePiece, trained on the data) or bytes");
@@ -235,7 +238,9 @@ int TrainCommand::run() {
   if (done >= options.steps) {
     report(*model, tokens, last_eval);
   } else {
-    const std::string command = fmt::format("coda train --resume {}", out);
+    const std::string command =
+        fmt::format("coda train --resume {}{}", out,
+                    device.device == "cpu" ? "" : " --device " + device.device);
     output.object({{"done", false}, {"step", done}, {"out", out}, {"resume", command}});
     output.result("Stopped after step {} of {}. Continue with: {}\n", done, options.steps, command);
   }

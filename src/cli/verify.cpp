@@ -23,7 +23,7 @@ struct VerifyCommand {
 
  private:
   bool compare(const std::string& name, std::span<const double> got,
-               const StoredTensor& expected) const;
+               const std::vector<std::int64_t>& shape, const StoredTensor& expected) const;
 };
 
 /// input_ids and labels [B, T] as one batch. Throws UsageError for ids outside the vocabulary.
@@ -65,12 +65,13 @@ double relative_error(std::span<const double> got, std::span<const double> expec
 }
 
 bool VerifyCommand::compare(const std::string& name, std::span<const double> got,
+                            const std::vector<std::int64_t>& shape,
                             const StoredTensor& expected) const {
-  const std::vector<double> values = read_f64(expected, file);
-  if (values.size() != got.size()) {
-    throw_error<UsageError>("{}: tensor \"{}\": expected {} values, got {}.", file, name,
-                            got.size(), describe(expected));
+  if (expected.shape != shape) {
+    throw_error<UsageError>("{}: tensor \"{}\": expected shape [{}], got {}.", file, name,
+                            fmt::join(shape, ", "), describe(expected));
   }
+  const std::vector<double> values = read_f64(expected, file);
   const double error = relative_error(got, values);
   const bool ok = error <= tolerance;  // false for NaN
   output.object({{"name", name}, {"relative_error", error}, {"ok", ok}});
@@ -94,18 +95,20 @@ int VerifyCommand::run() const {
   const double loss = llama->forward_backward(batch, static_cast<float>(1.0 / labels)) / labels;
 
   std::int64_t compared = 0, failed = 0;
-  const auto check = [&](const std::string& name, std::span<const double> got) {
+  const auto check = [&](const std::string& name, std::span<const double> got,
+                         const std::vector<std::int64_t>& shape) {
     const StoredTensor* tensor = expected.find(name);
     if (tensor == nullptr) return;
     ++compared;
-    failed += compare(name, got, *tensor) ? 0 : 1;
+    failed += compare(name, got, shape, *tensor) ? 0 : 1;
   };
-  check("logits", std::vector<double>(logits.begin(), logits.end()));
-  check("loss", std::span(&loss, 1));
+  check("logits", std::vector<double>(logits.begin(), logits.end()),
+        {static_cast<std::int64_t>(batch.tokens.size()) / batch.seq, batch.seq, config.vocab_size});
+  check("loss", std::span(&loss, 1), {1});
   std::int64_t gradients = 0;
   for (const Parameter& p : llama->parameters()) {
     gradients += expected.find("grad." + p.name) != nullptr ? 1 : 0;
-    check("grad." + p.name, std::vector<double>(p.gradient.begin(), p.gradient.end()));
+    check("grad." + p.name, std::vector<double>(p.gradient.begin(), p.gradient.end()), p.shape);
   }
   for (const StoredTensor& tensor : expected.tensors())
     gradients -= tensor.name.starts_with("grad.");

@@ -80,15 +80,22 @@ void check_new_run(const fs::path& folder) {
 
 void create_run(const fs::path& folder, const LlamaConfig& config, const Tokenizer& tokenizer,
                 const TrainOptions& options) {
+  // A new folder appears whole: a run killed meanwhile leaves its name free.
+  fs::path target = fs::absolute(folder);
+  if (!target.has_filename()) target = target.parent_path();
+  const bool is_new = !fs::exists(target);
+  const fs::path staging = is_new ? fs::path(target.string() + ".new") : target;
   std::error_code error;
-  fs::create_directories(folder, error);
+  if (is_new) fs::remove_all(staging, error);
+  fs::create_directories(staging, error);
   if (error) {
     throw_error<BackendError>("--out: {}: cannot make the folder: {}.", folder.string(),
                               error.message());
   }
-  replace_file(folder / "config.json", to_json(config));
-  tokenizer.save(folder);
-  replace_file(folder / "options.json", to_json(options));
+  replace_file(staging / "config.json", to_json(config));
+  tokenizer.save(staging);
+  replace_file(staging / "options.json", to_json(options));
+  if (is_new) rename_file(staging, target);
 }
 
 TrainOptions load_options(const fs::path& folder) {
@@ -103,6 +110,14 @@ TrainOptions load_options(const fs::path& folder) {
   return options;
 }
 
-bool has_checkpoint(const fs::path& folder) { return fs::exists(folder / "optimizer.safetensors"); }
+bool has_checkpoint(const fs::path& folder) {
+  if (fs::exists(folder / "optimizer.safetensors")) return true;
+  if (!fs::exists(folder / "model.safetensors")) return false;
+  throw_error<UsageError>(
+      "--resume: {}: expected optimizer.safetensors beside model.safetensors, got none. Restore "
+      "it, "
+      "or begin a new run from these weights with --model {}.",
+      folder.string(), folder.string());
+}
 
 }  // namespace coda

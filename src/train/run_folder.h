@@ -23,14 +23,15 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer);
 /// Throws UsageError unless the folder is absent or empty.
 void check_new_run(const std::filesystem::path& folder);
 
-/// Writes config.json, the tokenizer and, last, options.json into a new folder.
+/// Writes config.json, the tokenizer and options.json into a folder that appears whole if it is
+/// new.
 void create_run(const std::filesystem::path& folder, const LlamaConfig& config,
                 const Tokenizer& tokenizer, const TrainOptions& options);
 
 /// options.json of a run. Throws UsageError if the folder is no run.
 TrainOptions load_options(const std::filesystem::path& folder);
 
-/// True once a checkpoint was saved.
+/// True once a checkpoint was saved. Throws UsageError if half of one is there.
 bool has_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace coda

@@ -247,6 +247,27 @@ TEST(Command, RunsProtectWhatTheyNeed) {
   EXPECT_THAT(weights.err, HasSubstr("model.safetensors"));
 }
 
+TEST(Command, ARunWithoutItsOptimizerIsNotBegunAgain) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  const Result stopped =
+      shell(folder, kSmall + kSchedule + "--device reference --stop-after 2 --out run");
+  EXPECT_EQ(stopped.code, 0) << stopped.err;
+  EXPECT_THAT(stopped.out, HasSubstr("coda train --resume run --device reference"));
+  const Result resumed = shell(folder, "rm run/optimizer.safetensors; coda train --resume run");
+  EXPECT_EQ(resumed.code, 2);
+  EXPECT_THAT(resumed.err, HasSubstr("expected optimizer.safetensors"));
+}
+
+TEST(Command, SeedsAreWholeNumbers) {
+  const TemporaryFolder folder;
+  for (const char* seed : {"-1", "18446744073709551616", "x", "1.5"}) {
+    const Result result = shell(folder, kSmall + "--out run --seed=" + seed);
+    EXPECT_EQ(result.code, 2) << seed;
+    EXPECT_THAT(result.err, HasSubstr("--seed: expected a whole number")) << seed;
+  }
+}
+
 TEST(Command, ASignalSavesAndPrintsHowToContinue) {
   const TemporaryFolder folder;
   folder.write("text.txt", some_text());
