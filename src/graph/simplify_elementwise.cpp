@@ -1,9 +1,9 @@
-#include <cmath>
 #include <optional>
 #include <set>
 
 #include "graph/axis.h"
 #include "graph/simplify.h"
+#include "ops/scalar.h"
 
 namespace coda {
 namespace {
@@ -12,39 +12,6 @@ std::optional<double> constant_value(const Graph& graph, NodeId id) {
   const Node& node = graph.node(id);
   if (node.op != Op::constant) return std::nullopt;
   return node.attrs.value;
-}
-
-double evaluate(Op op, double a, double b) {
-  switch (op) {
-    case Op::add:
-      return a + b;
-    case Op::sub:
-      return a - b;
-    case Op::mul:
-      return a * b;
-    case Op::div:
-      return a / b;
-    case Op::neg:
-      return -a;
-    case Op::exp:
-      return std::exp(a);
-    case Op::log:
-      return std::log(a);
-    case Op::tanh:
-      return std::tanh(a);
-    case Op::sigmoid:
-      return 1 / (1 + std::exp(-a));
-    case Op::rsqrt:
-      return 1 / std::sqrt(a);
-    case Op::erf:
-      return std::erf(a);
-    case Op::maximum:
-      return std::isnan(a) || a > b ? a : b;
-    case Op::greater:
-      return a > b ? 1 : 0;
-    default:  // equal
-      return a == b ? 1 : 0;
-  }
 }
 
 /// op(constants) = constant.
@@ -56,7 +23,7 @@ Tensor fold_constants(Graph& graph, const Node& node) {
     if (!constant) return {};
     value[i] = *constant;
   }
-  return graph.constant(evaluate(node.op, value[0], value[1]));
+  return graph.constant(evaluate_scalar(node.op, value[0], value[1]));
 }
 
 /// op(broadcast(u), v) = broadcast(op(u, v)), or just op(u, v) where that has the shape; for a col

@@ -10,18 +10,13 @@
 #include "base/convert.h"
 #include "coda/program.h"
 #include "ops/op_table.h"
+#include "ops/scalar.h"
 
 namespace coda::reference {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// NaN if either is NaN; the identity is -inf.
-double larger(double a, double b) {
-  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<double>::quiet_NaN();
-  return a > b ? a : b;
-}
 
 /// A running log-sum-exp: sum of exp(x - max). Empty: (-inf, 0). A NaN anywhere makes max NaN; an
 /// infinite max needs no sum.
@@ -43,48 +38,6 @@ struct LogSum {
   double value() const { return max + log_sum(); }
   double log_sum() const { return std::isinf(max) ? 0 : std::isnan(max) ? max : std::log(sum); }
 };
-
-double unary(Op op, double x) {
-  switch (op) {
-    case Op::neg:
-      return -x;
-    case Op::exp:
-      return std::exp(x);
-    case Op::log:
-      return std::log(x);
-    case Op::tanh:
-      return std::tanh(x);
-    case Op::sigmoid:
-      return 1 / (1 + std::exp(-x));
-    case Op::rsqrt:
-      return 1 / std::sqrt(x);
-    case Op::erf:
-      return std::erf(x);
-    default:
-      throw InternalError("reference: unary: not an op of one operand");
-  }
-}
-
-double binary(Op op, double a, double b) {
-  switch (op) {
-    case Op::add:
-      return a + b;
-    case Op::sub:
-      return a - b;
-    case Op::mul:
-      return a * b;
-    case Op::div:
-      return a / b;
-    case Op::maximum:
-      return larger(a, b);
-    case Op::greater:
-      return a > b ? 1 : 0;
-    case Op::equal:
-      return a == b ? 1 : 0;
-    default:
-      throw InternalError("reference: binary: not an op of two operands");
-  }
-}
 
 /// Column of pair j in a matrix of `width` columns: its first and second member.
 struct PairColumns {
@@ -220,7 +173,7 @@ Matrix compute(Op op, const Attrs& attrs, std::span<const Matrix* const> args, s
     case Op::greater:
     case Op::equal:
       return filled(rows, cols,
-                    [&](auto r, auto c) { return binary(op, at(0, r, c), at(1, r, c)); });
+                    [&](auto r, auto c) { return evaluate_scalar(op, at(0, r, c), at(1, r, c)); });
     case Op::neg:
     case Op::exp:
     case Op::log:
@@ -228,7 +181,7 @@ Matrix compute(Op op, const Attrs& attrs, std::span<const Matrix* const> args, s
     case Op::sigmoid:
     case Op::rsqrt:
     case Op::erf:
-      return filled(rows, cols, [&](auto r, auto c) { return unary(op, at(0, r, c)); });
+      return filled(rows, cols, [&](auto r, auto c) { return evaluate_scalar(op, at(0, r, c)); });
     case Op::cast:
       if (!precision.f32) return *a;
       return filled(rows, cols, [&](auto r, auto c) { return rounded(at(0, r, c), attrs.dtype); });
