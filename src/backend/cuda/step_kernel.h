@@ -41,16 +41,29 @@ struct StepContext {
   DevicePointer error_flag = 0;
 };
 
+/// Of any step: asks the maker's own function below. GEMM programs need context.gemm only.
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens);
+/// Of any step: calls the maker below (step_kernel.cpp).
+std::unique_ptr<StepKernel> make_step_kernel(const Step& step, const Plan& plan,
+                                             const StepContext& context);
 
 /// Form::gemm (program_gemm.cpp).
 std::unique_ptr<StepKernel> make_gemm_kernel(const Step& step, const Plan& plan,
                                              const StepContext& context);
+
 /// Form::rows and Form::vectors (program_rows.cpp).
 std::unique_ptr<StepKernel> make_rows_kernel(const Step& step, const Plan& plan,
                                              const StepContext& context);
-/// Attention (attention.cpp) and embedding (embedding.cpp).
-std::unique_ptr<StepKernel> make_opaque_kernel(const Step& step, const Plan& plan,
-                                               const StepContext& context);
+std::size_t rows_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens);
+
+/// Opaque::attention and attention_backward (attention.cpp).
+std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,
+                                                  const StepContext& context);
+std::size_t attention_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens);
+
+/// Opaque::embedding and embedding_backward (embedding.cpp).
+std::unique_ptr<StepKernel> make_embedding_kernel(const Step& step, const Plan& plan,
+                                                  const StepContext& context);
+std::size_t embedding_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens);
 
 }  // namespace coda::cuda
