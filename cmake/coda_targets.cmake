@@ -53,7 +53,6 @@ function(coda_command)
     add_executable(coda ${sources})
     target_link_libraries(coda PRIVATE coda_train coda_backend_reference coda_backend_cpu
                                        coda_backend_cuda CLI11::CLI11)
-    target_compile_definitions(coda PRIVATE CODA_VERSION="${PROJECT_VERSION}")
     set_target_properties(coda PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   endif()
 endfunction()

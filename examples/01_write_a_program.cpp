@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "backend/backend.h"
+#include "coda/backend.h"
 #include "coda/program_builder.h"
 
 using namespace coda;

@@ -8,9 +8,9 @@
 #include <map>
 #include <string>
 
-#include "backend/backend.h"
+#include "coda/backend.h"
+#include "coda/compile.h"
 #include "coda/graph.h"
-#include "plan/compile.h"
 
 using namespace coda;
 

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "cli/command.h"
+#include "coda/version.h"
 
 namespace coda {
 namespace {
@@ -31,13 +32,13 @@ int run(const Printer& output) {
   const std::string gpu = cuda::info();  // lines; the first is "cuda: ..."
   constexpr std::size_t kLabel = std::string_view("cuda: ").size();
   const CpuGemmInfo gemm = cpu_gemm_info();
-  output.object({{"version", CODA_VERSION},
+  output.object({{"version", version()},
                  {"cpu", cpu_features()},
                  {"threads", threads},
                  {"gemm", {{"f32", gemm.f32}, {"bf16", gemm.bf16}, {"f16", gemm.f16}}},
                  {"onednn", gemm.onednn},
                  {"cuda", gpu.substr(kLabel, gpu.find('\n') - kLabel)}});
-  output.result("coda: {}\ncpu: {}\nthreads: {}\n", CODA_VERSION, cpu_features(), threads);
+  output.result("coda: {}\ncpu: {}\nthreads: {}\n", version(), cpu_features(), threads);
   output.result("cpu gemm: f32 {}, bf16 {}, f16 {}\noneDNN: {}\n{}", gemm.f32, gemm.bf16, gemm.f16,
                 gemm.onednn, gpu);
   return 0;

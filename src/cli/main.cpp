@@ -4,13 +4,14 @@
 
 #include "cli/command.h"
 #include "coda/error.h"
+#include "coda/version.h"
 
 namespace coda {
 namespace {
 
 int run(int argc, char** argv) {
   CLI::App app{"Transformers as GEMM-plus-epilogue programs, derived from plain math."};
-  app.set_version_flag("--version", CODA_VERSION);
+  app.set_version_flag("--version", std::string(version()));
   app.require_subcommand(0, 1);
   app.failure_message(CLI::FailureMessage::simple);
   app.footer(

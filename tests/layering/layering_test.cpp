@@ -50,10 +50,10 @@ const std::map<std::string, std::string> kOwnedLibraries = {
 
 /// Public headers whose layer their name does not give. `coda.h` includes all others: no folder
 /// under src/ may include it.
-const std::map<std::string, std::string> kPublicHeaders = {{"coda/error.h", "base"},
-                                                           {"coda/op.h", "ops"},
-                                                           {"coda/program.h", "ir"},
-                                                           {"coda/coda.h", "everything"}};
+const std::map<std::string, std::string> kPublicHeaders = {
+    {"coda/error.h", "base"},     {"coda/version.h", "base"}, {"coda/compile.h", "plan"},
+    {"coda/explain.h", "plan"},   {"coda/op.h", "ops"},       {"coda/program.h", "ir"},
+    {"coda/coda.h", "everything"}};
 
 bool starts_with(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;
