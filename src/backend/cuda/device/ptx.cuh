@@ -187,6 +187,13 @@ CODA_DEVICE float unpack_f16(u16 bits) {
   return value;
 }
 
+/// rcp.approx: at most 1 ulp; 0 for infinity.
+CODA_DEVICE float approximate_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- Global memory
 
 CODA_DEVICE void store_global_v4(float* address, float a, float b, float c, float d) {
