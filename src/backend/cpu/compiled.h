@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/cpu/lower.h"
+#include "ir/lower.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/onednn_gemm.h"
 #include "backend/cpu/strip.h"

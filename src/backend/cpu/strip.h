@@ -7,10 +7,18 @@
 #include <span>
 #include <vector>
 
-#include "backend/cpu/lower.h"
 #include "backend/cpu/memory.h"
+#include "ir/lower.h"
 
 namespace coda::cpu {
+
+using lowering::is_tile_reduction;
+using lowering::lower;
+using lowering::Lowered;
+using lowering::LoweredSection;
+using lowering::Node;
+using lowering::Ref;
+using lowering::Sink;
 
 /// A block of the accumulator that a section reads.
 struct AccBlock {

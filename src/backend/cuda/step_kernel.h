@@ -41,7 +41,7 @@ struct StepContext {
   DevicePointer error_flag = 0;
 };
 
-/// Of any step: asks the maker's own function below. GEMM programs need context.gemm only.
+/// Of any step: asks the maker's own function below.
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens);
 /// Of any step: calls the maker below (step_kernel.cpp).
 std::unique_ptr<StepKernel> make_step_kernel(const Step& step, const Plan& plan,
@@ -50,6 +50,8 @@ std::unique_ptr<StepKernel> make_step_kernel(const Step& step, const Plan& plan,
 /// Form::gemm (program_gemm.cpp).
 std::unique_ptr<StepKernel> make_gemm_kernel(const Step& step, const Plan& plan,
                                              const StepContext& context);
+/// Vectors that the epilogue reads finished, tables of angles.
+std::size_t gemm_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens);
 
 /// Form::rows and Form::vectors (program_rows.cpp).
 std::unique_ptr<StepKernel> make_rows_kernel(const Step& step, const Plan& plan,

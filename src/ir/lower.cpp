@@ -1,4 +1,4 @@
-#include "backend/cpu/lower.h"
+#include "ir/lower.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "ops/op_table.h"
 
-namespace coda::cpu {
+namespace coda::lowering {
 namespace {
 
 using i64 = std::int64_t;
@@ -456,4 +456,4 @@ Lowered lower(const Program& program) {
   }
 }
 
-}  // namespace coda::cpu
+}  // namespace coda::lowering

@@ -1,4 +1,4 @@
-// A program's tile values in the form that the executor runs: column and row addressing (cols,
+// A program's tile values in the form that compiling backends run: column and row addressing (cols,
 // cat_cols, rows) pushed into the leaves and the stores, then cut into sections that can be run
 // column tile by column tile. Knows shapes only; no memory, no kernels.
 //
@@ -16,7 +16,7 @@
 
 #include "coda/program.h"
 
-namespace coda::cpu {
+namespace coda::lowering {
 
 /// An argument of a node: another node, or a vector value of the program, read from `offset` on.
 struct Ref {
@@ -71,4 +71,4 @@ Lowered lower(const Program& program);
 /// True for the reductions of a tile.
 bool is_tile_reduction(Op op);
 
-}  // namespace coda::cpu
+}  // namespace coda::lowering
