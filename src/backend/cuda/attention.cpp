@@ -1,0 +1,229 @@
+#include "backend/cuda/attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/cuda/device/attention_params.cuh"
+#include "backend/cuda/device_sources.h"
+#include "base/check.h"
+
+namespace coda::cuda {
+namespace {
+
+using coda_device::AttentionParams;
+using coda_device::AttentionRows;
+using coda_device::kAttentionTile;
+
+constexpr unsigned kDeltaRows = 8;  // warps of a CTA of coda_attention_delta
+
+const char* element_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "Bf16";
+    case DType::f16:
+      return "F16";
+    case DType::f32:
+      return "F32";
+    case DType::f64:
+      return "F64";
+    default:
+      throw_error<InternalError>("attention: no element type for {}", name_of(dtype));
+  }
+}
+
+/// Columns of a tile in shared memory (attention_tile.cuh, kDim) and CTAs that share the columns of
+/// a head (kChunks, kPlainChunks).
+std::int64_t padded(std::int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+std::int64_t chunks_of(const AttentionVariant& variant) {
+  return variant.tensor_cores() ? (padded(variant.head_dim) + 127) / 128
+                                : (variant.head_dim + kAttentionTile - 1) / kAttentionTile;
+}
+
+std::string prelude(const AttentionVariant& variant) {
+  const DType output = variant.reference ? DType::f64 : variant.dtype;
+  return fmt::format(
+      "namespace coda_device {{\nusing Input = {};\nusing Output = {};\nusing Sum = {};\n"
+      "constexpr int kHeadDim = {};\nconstexpr bool kBf16 = {};\nconstexpr bool kVectorRows = {};\n"
+      "}}\n",
+      element_of(variant.dtype), element_of(output), variant.reference ? "double" : "float",
+      variant.head_dim, variant.dtype == DType::bf16, variant.head_dim % 8 == 0);
+}
+
+KernelSource source_of(const AttentionVariant& variant, const std::string& entry,
+                       std::initializer_list<const char*> files, std::int64_t shared_bytes) {
+  KernelSource source;
+  source.name = fmt::format("{}_{}_{}", entry.substr(entry.find('_') + 1), name_of(variant.dtype),
+                            variant.head_dim);
+  source.entry = entry;
+  source.shared_bytes = static_cast<unsigned>(shared_bytes);
+  const auto append = [&](const char* file) {
+    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
+  };
+  for (const char* file :
+       {"params.cuh", "attention_params.cuh", "ptx.cuh", "attention_ptx.cuh", "elements.cuh"}) {
+    append(file);
+  }
+  source.text += prelude(variant);
+  append("attention_blocks.cuh");
+  for (const char* file : files) append(file);
+  return source;
+}
+
+std::int64_t plain_shared_bytes(const AttentionVariant& variant) {
+  const std::int64_t rows = 2 * 32 + 2 * kAttentionTile;
+  return rows * (kAttentionTile + 1) * (variant.reference ? 8 : 4);
+}
+
+AttentionRows rows_of(const TensorView& view) { return {view.data, view.stride}; }
+
+bool is_aligned(const TensorView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+         view.stride * static_cast<std::int64_t>(size_of(view.dtype)) % 16 == 0;
+}
+
+AttentionVariant variant_of(const Step& step, const Plan& plan) {
+  internal_check(step.opaque == Opaque::attention || step.opaque == Opaque::attention_backward,
+                 "attention: expected a step of attention, got opaque {}",
+                 static_cast<int>(step.opaque));
+  AttentionVariant variant;
+  variant.backward = step.opaque == Opaque::attention_backward;
+  variant.head_dim = step.attrs.period;
+  const auto dtype_of = [&](std::size_t i) {
+    return plan.buffers[static_cast<std::size_t>(step.slices[i].buffer)].dtype;
+  };
+  variant.dtype = dtype_of(0);
+  for (std::size_t i = 0; i < step.slices.size(); ++i) {
+    if (i == 3 || i == 5) continue;  // cu_seqlens, lse
+    if (dtype_of(i) != variant.dtype) {
+      throw_error<UsageError>(
+          "attention: expected operands and results of one dtype, got {} and {}. Cast before "
+          "attention.",
+          name_of(variant.dtype), name_of(dtype_of(i)));
+    }
+  }
+  return variant;
+}
+
+}  // namespace
+
+std::vector<KernelSource> attention_sources(const AttentionVariant& variant) {
+  std::vector<KernelSource> sources;
+  if (variant.backward) {
+    sources.push_back(source_of(variant, "coda_attention_delta", {"attention_delta.cuh"}, 0));
+  }
+  if (!variant.tensor_cores()) {
+    const std::int64_t shared = plain_shared_bytes(variant);
+    const auto add = [&](const char* entry, const char* file) {
+      sources.push_back(source_of(variant, entry, {"attention_plain.cuh", file}, shared));
+    };
+    if (!variant.backward) {
+      add("coda_attention_plain_forward", "attention_plain_forward.cuh");
+    } else {
+      add("coda_attention_plain_backward_q", "attention_plain_backward_q.cuh");
+      add("coda_attention_plain_backward_kv", "attention_plain_backward_kv.cuh");
+    }
+    return sources;
+  }
+  // Tiles, lse and delta, and what reads of padding columns may touch behind them.
+  const std::int64_t tile = kAttentionTile * (padded(variant.head_dim) + 8) * 2;
+  const auto add = [&](const char* entry, const char* file, std::int64_t shared) {
+    sources.push_back(source_of(variant, entry, {"attention_tile.cuh", file}, shared + 128));
+  };
+  if (!variant.backward) {
+    add("coda_attention_forward", "attention_forward.cuh", 5 * tile);
+  } else {
+    const std::int64_t vectors = 4 * kAttentionTile * static_cast<std::int64_t>(sizeof(float));
+    add("coda_attention_backward_q", "attention_backward_q.cuh", 6 * tile);
+    add("coda_attention_backward_kv", "attention_backward_kv.cuh", 6 * tile + vectors);
+  }
+  return sources;
+}
+
+AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant& variant,
+                                     std::span<const TensorView> views, std::int64_t tokens,
+                                     void* workspace) {
+  internal_check(views.size() == (variant.backward ? 10u : 6u), "attention: {} operands",
+                 views.size());
+  const TensorView& offsets = views[3];
+  const std::int64_t sequences = std::max<std::int64_t>(offsets.rows * offsets.cols - 1, 0);
+  const std::int64_t heads = attrs.index, kv_heads = attrs.index2;
+  AttentionLaunches launches;
+  AttentionParams& p = launches.params;
+  p.q = rows_of(views[0]);
+  p.k = rows_of(views[1]);
+  p.v = rows_of(views[2]);
+  p.cu_seqlens = offsets.data;
+  p.wide_offsets = offsets.dtype == DType::i64;
+  p.o = rows_of(views[4]);
+  p.lse = views[5].as<float>();
+  p.lse_stride = views[5].stride;
+  if (variant.backward) {
+    p.d_o = rows_of(views[6]);
+    p.d_q = rows_of(views[7]);
+    p.d_k = rows_of(views[8]);
+    p.d_v = rows_of(views[9]);
+    p.delta = workspace;
+  }
+  p.aligned = 1;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (i != 3 && i != 5 && !is_aligned(views[i])) p.aligned = 0;
+  }
+  p.sequences = static_cast<int>(sequences);
+  p.tokens = static_cast<int>(tokens);
+  p.n_heads = static_cast<int>(heads);
+  p.group = static_cast<int>(heads / kv_heads);
+  p.slots = p.tokens / kAttentionTile + p.sequences;
+  p.scale = static_cast<float>(attrs.value);
+  if (tokens == 0 || sequences == 0) return launches;
+
+  const auto add = [&](std::int64_t ctas, unsigned block) {
+    if (ctas > std::numeric_limits<std::int32_t>::max()) {
+      throw_error<UsageError>(
+          "attention: {} rows, {} sequences and {} heads: expected at most 2^31 - 1 tiles, got {}. "
+          "Use fewer tokens a batch.",
+          tokens, sequences, heads, ctas);
+    }
+    launches.sizes.push_back({static_cast<unsigned>(ctas), block});
+  };
+  const std::int64_t chunks = chunks_of(variant);
+  const unsigned block = variant.tensor_cores() ? 128 : 256;
+  if (variant.backward) add((tokens * heads + kDeltaRows - 1) / kDeltaRows, 32 * kDeltaRows);
+  add(p.slots * heads * chunks, block);
+  if (variant.backward) add(p.slots * kv_heads * chunks, block);
+  return launches;
+}
+
+OwnAttention::OwnAttention(const Attrs& attrs, const AttentionVariant& variant,
+                           DevicePointer workspace)
+    : attrs_(attrs), variant_(variant), workspace_(workspace) {}
+
+void OwnAttention::bind(std::span<const TensorView> views, std::int64_t tokens) {
+  launches_ =
+      attention_launches(attrs_, variant_, views, tokens, reinterpret_cast<void*>(workspace_));
+  if (!kernels_.empty()) return;
+  for (const auto& source : sources()) kernels_.push_back(KernelStore::get().load(source));
+}
+
+void OwnAttention::launch(const Stream& stream) {
+  for (std::size_t i = 0; i < launches_.sizes.size(); ++i) {
+    const auto [grid, block] = launches_.sizes[i];
+    kernels_[i].launch(stream, grid, block, 1, {&launches_.params});
+  }
+}
+
+std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVariant& variant,
+                                          std::int64_t max_tokens) {
+  if (!variant.backward) return 0;
+  return static_cast<std::size_t>(max_tokens * attrs.index) * (variant.reference ? 8 : 4);
+}
+
+std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,
+                                                  const StepContext& context) {
+  return std::make_unique<OwnAttention>(step.attrs, variant_of(step, plan), context.workspace);
+}
+
+std::size_t attention_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens) {
+  return own_attention_workspace_bytes(step.attrs, variant_of(step, plan), max_tokens);
+}
+
+}  // namespace coda::cuda

@@ -1,0 +1,74 @@
+// Attention forward on the ordinary units (attention_plain.cuh).
+#pragma once
+
+namespace coda_device {
+
+extern "C" __global__ void __launch_bounds__(kPlainThreads)
+    coda_attention_plain_forward(const AttentionParams p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  PlainShared& shared = *reinterpret_cast<PlainShared*>(memory);
+  const int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
+  const int chunk = static_cast<int>(blockIdx.x % kPlainChunks) * kAttentionTile;
+  const int head = static_cast<int>(blockIdx.x / kPlainChunks) % p.n_heads;
+  AttentionBlock block;
+  // The last tiles of a sequence see most keys: they go first.
+  if (!find_block(p, p.slots - 1 - static_cast<int>(blockIdx.x / kPlainChunks) / p.n_heads, block))
+    return;
+  const Sum infinity = __int_as_float(0x7f800000);
+  const int kv_column = head / p.group * kHeadDim;
+  const PlainRows q{p.q, block.first, block.end, head * kHeadDim};
+
+  Sum o[4][4] = {};
+  Sum largest[4], total[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    largest[i] = -infinity;
+    total[i] = 0;
+  }
+  for (int key = block.begin; key <= block.first; key += kAttentionTile) {
+    // Step 1: scores, -inf where a query must not look.
+    const PlainRows k{p.k, key, block.end, kv_column}, v{p.v, key, block.end, kv_column};
+    Sum s[4][4];
+    dot_rows(q, k, shared, row, column, s);
+    // Step 2: the running largest score; what was summed so far shrinks to it.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Sum here = -infinity;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool seen = key + column + j <= block.first + row + i;
+        s[i][j] = seen ? scaled(s[i][j], p.scale) : -infinity;
+        here = s[i][j] > here ? s[i][j] : here;
+      }
+      here = row_largest(here);
+      const Sum now = here > largest[i] ? here : largest[i];
+      const Sum origin = now == -infinity ? Sum(0) : now;  // rows that have seen no number yet
+      const Sum shrink = exponential(largest[i] - origin);
+      Sum sum = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        s[i][j] = exponential(s[i][j] - origin);
+        sum += s[i][j];
+        o[i][j] *= shrink;
+        shared.p[row + i][column + j] = s[i][j];
+      }
+      total[i] = total[i] * shrink + row_total(sum);
+      largest[i] = now;
+    }
+    // Step 3: o += p v.
+    add_tokens(&shared.p[0][0], kPlainPitch, 1, v, chunk, shared, row, column, o);
+  }
+
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) o[i][j] /= total[i];
+    const int t = block.first + row + i;
+    if (chunk == 0 && column == 0 && t < block.end) {
+      p.lse[t * p.lse_stride + head] = static_cast<float>(largest[i] + logarithm(total[i]));
+    }
+  }
+  store_columns(PlainRows{p.o, block.first, block.end, head * kHeadDim}, chunk, row, column, o);
+}
+
+}  // namespace coda_device

@@ -1,0 +1,454 @@
+// Attention on the GPU: every kernel compiles without one; with one, results against the
+// definition.
+#include "backend/cuda/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/cubin.h"
+#include "backend/cuda/gpu_test.h"
+#include "backend/cuda/host_kernel.h"
+#include "backend/cuda/nvrtc.h"
+#include "backend/element.h"
+#include "backend/reference/opaque_kernels.h"
+#include "coda/error.h"
+
+namespace coda::cuda {
+namespace {
+
+AttentionVariant variant_of(DType dtype, std::int64_t head_dim, bool backward) {
+  AttentionVariant variant;
+  variant.dtype = dtype;
+  variant.head_dim = head_dim;
+  variant.backward = backward;
+  return variant;
+}
+
+TEST(CudaAttentionCompile, EveryKernelWithoutSpills) {
+  if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
+  std::vector<KernelSource> sources;
+  const auto add = [&](DType dtype, std::int64_t head_dim) {
+    for (const bool backward : {false, true}) {
+      for (auto& source : attention_sources(variant_of(dtype, head_dim, backward))) {
+        sources.push_back(std::move(source));
+      }
+    }
+  };
+  for (const std::int64_t head_dim : {128, 144, 256}) add(DType::bf16, head_dim);
+  add(DType::f16, 64);
+  add(DType::f32, 20);
+  std::mutex mutex;
+  std::size_t next = 0;
+  const auto work = [&] {
+    for (;;) {
+      std::unique_lock lock(mutex);
+      if (next == sources.size()) return;
+      const KernelSource& source = sources[next++];
+      lock.unlock();
+      std::string problem;
+      CubinResources resources;
+      double seconds = 0;
+      try {
+        const auto compiled = compile_checked(source);  // throws on a stack frame
+        resources = read_cubin(compiled.cubin, source.entry);
+        seconds = compiled.seconds;
+      } catch (const std::exception& error) {
+        problem = error.what();
+      }
+      lock.lock();
+      EXPECT_EQ(problem, "") << source.name;
+      EXPECT_LE(resources.shared_bytes + source.shared_bytes, 232448u) << source.name;
+      std::cout << source.name << ": " << resources.registers << " registers, "
+                << resources.shared_bytes + source.shared_bytes << " bytes shared, " << seconds
+                << " s\n";
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+}
+
+// ---- Results. Cases run by the kernels' text compiled for the host and, where there is one, on a
+// GPU; both are compared with the definition in double.
+
+struct Case {
+  DType dtype;
+  std::int64_t n_heads, n_kv_heads, head_dim;
+  std::vector<std::int64_t> cu_seqlens;
+  bool aligned = true;
+  DType offsets = DType::i32;
+};
+
+std::string to_text(const Case& c) {
+  return fmt::format("{} heads {}/{} of {}, M {}, {} sequences", name_of(c.dtype), c.n_heads,
+                     c.n_kv_heads, c.head_dim, c.cu_seqlens.back(), c.cu_seqlens.size() - 1);
+}
+
+/// Rows inside wider rows, all NaN at first, so that whoever ignores the stride, reads outside or
+/// leaves a result unwritten is caught.
+struct Matrix {
+  HostTensor memory;
+  TensorView view;
+
+  Matrix() = default;
+  Matrix(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t stride)
+      : memory(dtype, rows, stride), view(memory.view()) {
+    view.cols = cols;
+    for (std::int64_t i = 0; i < memory.size(); ++i) {
+      memory.set(i, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  void fill(std::mt19937& random, double spread) {
+    std::normal_distribution<double> normal(0, spread);
+    for (std::int64_t r = 0; r < view.rows; ++r) {
+      for (std::int64_t c = 0; c < view.cols; ++c) write_element(view, r, c, normal(random));
+    }
+  }
+};
+
+/// Operands of a forward and a backward run, and where results go.
+struct Operands {
+  Attrs attrs;
+  std::int64_t tokens;
+  HostTensor cu_seqlens;
+  Matrix q, k, v, o, lse, d_o, d_q, d_k, d_v;
+
+  /// `dtype`: of the tensors (cases give the kernels').
+  Operands(const Case& c, DType dtype) : tokens(c.cu_seqlens.back()) {
+    const std::int64_t wide = c.n_heads * c.head_dim, narrow = c.n_kv_heads * c.head_dim;
+    const auto make = [&](std::int64_t cols, std::int64_t gap) {
+      return Matrix(dtype, tokens, cols, c.aligned ? (cols + 7) / 8 * 8 + 8 : cols + gap);
+    };
+    q = make(wide, 1);
+    k = make(narrow, 3);
+    v = make(narrow, 5);
+    o = make(wide, 1);
+    lse = Matrix(dtype == DType::f64 ? dtype : DType::f32, tokens, c.n_heads, c.n_heads + 1);
+    d_o = make(wide, 2);
+    d_q = make(wide, 4);
+    d_k = make(narrow, 7);
+    d_v = make(narrow, 0);
+    attrs.index = static_cast<std::int32_t>(c.n_heads);
+    attrs.index2 = static_cast<std::int32_t>(c.n_kv_heads);
+    attrs.period = c.head_dim;
+    attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    cu_seqlens = HostTensor(c.offsets, static_cast<std::int64_t>(c.cu_seqlens.size()), 1);
+    for (std::size_t i = 0; i < c.cu_seqlens.size(); ++i) {
+      cu_seqlens.set(static_cast<std::int64_t>(i), static_cast<double>(c.cu_seqlens[i]));
+    }
+    std::mt19937 random(7);
+    q.fill(random, 2);  // scores of a spread of 2: neither flat nor one key only
+    k.fill(random, 1);
+    v.fill(random, 1);
+    d_o.fill(random, 1);
+  }
+
+  std::vector<TensorView> forward() const {
+    return {q.view, k.view, v.view, cu_seqlens.view(), o.view, lse.view};
+  }
+  std::vector<TensorView> backward() const {
+    return {q.view,   k.view,   v.view,   cu_seqlens.view(), o.view,
+            lse.view, d_o.view, d_q.view, d_k.view,          d_v.view};
+  }
+};
+
+/// Runs both directions; results land in the operands.
+using Runner = std::function<void(const Case&, Operands&)>;
+
+/// Error of all of `got`, and of its worst row, by Frobenius norm: relative to all of `want`, and
+/// to its largest row. Infinite if a value is not finite or a gap was written.
+double error(const Matrix& got, const Matrix& want) {
+  double difference = 0, total = 0, worst = 0, largest = 0;
+  for (std::int64_t r = 0; r < want.view.rows; ++r) {
+    double row_difference = 0, row_total = 0;
+    for (std::int64_t c = 0; c < want.view.cols; ++c) {
+      const double x = read_element(got.view, r, c), y = read_element(want.view, r, c);
+      if (!std::isfinite(x)) return std::numeric_limits<double>::infinity();
+      row_difference += (x - y) * (x - y);
+      row_total += y * y;
+    }
+    for (std::int64_t c = want.view.cols; c < got.memory.cols(); ++c) {
+      if (!std::isnan(got.memory.get(r * got.memory.cols() + c))) {
+        return std::numeric_limits<double>::infinity();
+      }
+    }
+    difference += row_difference;
+    total += row_total;
+    worst = std::max(worst, row_difference);
+    largest = std::max(largest, row_total);
+  }
+  return total == 0 ? std::sqrt(difference)
+                    : std::sqrt(std::max(difference / total, worst / largest));
+}
+
+/// Half a unit in the last place of 1.
+double rounding(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-9 : dtype == DType::f16 ? 0x1p-12 : 0x1p-25;
+}
+
+void expect_definition(const Case& c, const Runner& runner) {
+  SCOPED_TRACE(to_text(c));
+  Operands run(c, c.dtype), want(c, DType::f64);
+  runner(c, run);
+  reference::attention_forward(run.attrs, run.q.view, run.k.view, run.v.view, run.cu_seqlens.view(),
+                               want.o.view, want.lse.view);
+  reference::attention_backward(run.attrs, run.q.view, run.k.view, run.v.view,
+                                run.cu_seqlens.view(), run.o.view, want.lse.view, run.d_o.view,
+                                want.d_q.view, want.d_k.view, want.d_v.view);
+  // Results are rounded once, and before that every weight (p, ds) that meets a row of v, d_o, k or
+  // q: of n weights, n^(1/2) of a rounding at worst, in the rows of two; fewer than two where there
+  // are more, since roundings are independent. And fp32 sums: a score of up to 12 carries 12
+  // sqrt(D) eps at most, which is its relative effect on p; sums over D features and up to M tokens
+  // add sqrt(D + M) eps. Gradients do that twice. e^x itself: 4 eps.
+  const double eps = 0x1p-24;
+  const double sums = eps * (12 + 1 + 4) * std::sqrt(static_cast<double>(c.head_dim + run.tokens));
+  const double limit = 3 * rounding(c.dtype) + sums;
+  EXPECT_LE(error(run.o, want.o), limit) << "o";
+  EXPECT_LE(error(run.lse, want.lse), sums) << "lse";
+  EXPECT_LE(error(run.d_q, want.d_q), limit + sums) << "d_q";
+  EXPECT_LE(error(run.d_k, want.d_k), limit + sums) << "d_k";
+  EXPECT_LE(error(run.d_v, want.d_v), limit + sums) << "d_v";
+}
+
+const char* const kShimFolder = CODA_SOURCE_DIR "/tests/backend/cuda";
+
+/// Runs the kernels' text, compiled for the host.
+void run_on_host(const Case& c, Operands& run) {
+  for (const bool backward : {false, true}) {
+    const auto variant = variant_of(c.dtype, c.head_dim, backward);
+    std::vector<double> workspace(
+        own_attention_workspace_bytes(run.attrs, variant, run.tokens) / sizeof(double) + 1, NAN);
+    const auto launches =
+        attention_launches(run.attrs, variant, backward ? run.backward() : run.forward(),
+                           run.tokens, workspace.data());
+    EXPECT_EQ(launches.params.aligned != 0, c.aligned);
+    const auto sources = attention_sources(variant);
+    for (std::size_t i = 0; i < launches.sizes.size(); ++i) {
+      static std::map<std::string, std::unique_ptr<HostKernel>> kernels;
+      auto& kernel = kernels[sources[i].name];
+      if (!kernel) {
+        kernel = std::make_unique<HostKernel>(sources[i], "AttentionParams", kShimFolder);
+      }
+      kernel->launch(launches.sizes[i].grid, launches.sizes[i].block, &launches.params);
+    }
+  }
+}
+
+bool is_sanitized() {
+#if defined(__SANITIZE_ADDRESS__)
+  return true;
+#elif defined(__has_feature)
+  return __has_feature(address_sanitizer);
+#else
+  return false;
+#endif
+}
+
+class CudaAttentionHost : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(kShimFolder)) GTEST_SKIP() << "needs the sources";
+    if (is_sanitized()) GTEST_SKIP() << "fibers confuse the address sanitizer";
+    if (std::system("c++ --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs c++ on the path";
+  }
+};
+
+TEST_F(CudaAttentionHost, AgreesWithTheDefinition) {
+  for (const Case& c : {
+           Case{DType::bf16, 4, 2, 72, {0, 5, 5, 6, 140}},
+           Case{DType::bf16, 2, 2, 72, {0, 128, 192}},
+           Case{DType::bf16, 1, 1, 72, {0, 0, 70, 70}, true, DType::i64},
+           Case{DType::f16, 3, 1, 20, {0, 63, 129}, false},
+           Case{DType::bf16, 1, 1, 136, {0, 66}},  // columns by two CTAs
+           Case{DType::f32, 4, 2, 68, {0, 1, 67, 80}},
+           Case{DType::f32, 2, 1, 68, {0, 65}, false},
+       }) {
+    expect_definition(c, run_on_host);
+  }
+}
+
+TEST_F(CudaAttentionHost, NoTokens) {
+  const Case c{DType::bf16, 4, 2, 72, {0, 0, 0}};
+  Operands run(c, c.dtype);
+  run_on_host(c, run);
+}
+
+TEST_F(CudaAttentionHost, ASequenceDoesNotSeeItsNeighbours) {
+  const Case c{DType::bf16, 1, 1, 72, {0, 40, 140, 151}}, part{DType::bf16, 1, 1, 72, {0, 100}};
+  Operands packed(c, c.dtype), alone(part, part.dtype);
+  for (auto [whole, own] : {std::pair{&packed.q, &alone.q}, std::pair{&packed.k, &alone.k},
+                            std::pair{&packed.v, &alone.v}, std::pair{&packed.d_o, &alone.d_o}}) {
+    for (std::int64_t r = 0; r < 100; ++r) {
+      for (std::int64_t i = 0; i < own->view.cols; ++i) {
+        write_element(own->view, r, i, read_element(whole->view, r + 40, i));
+      }
+    }
+  }
+  run_on_host(c, packed);
+  run_on_host(part, alone);
+  for (auto [whole, own] : {std::pair{&packed.o, &alone.o}, std::pair{&packed.lse, &alone.lse},
+                            std::pair{&packed.d_q, &alone.d_q}, std::pair{&packed.d_k, &alone.d_k},
+                            std::pair{&packed.d_v, &alone.d_v}}) {
+    for (std::int64_t r = 0; r < 100; ++r) {
+      for (std::int64_t i = 0; i < own->view.cols; ++i) {
+        ASSERT_EQ(read_element(whole->view, r + 40, i), read_element(own->view, r, i));
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttentionHost, HugeScoresAndNaN) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const Case c{dtype, 1, 1, dtype == DType::f32 ? 68 : 72, {0, 70}};
+    Operands run(c, dtype);
+    write_element(run.q.view, 5, 3, std::numeric_limits<double>::quiet_NaN());
+    for (std::int64_t i = 0; i < c.head_dim; ++i) {
+      write_element(run.q.view, 69, i, 1e15 * read_element(run.q.view, 69, i));
+    }
+    run_on_host(c, run);
+    for (std::int64_t i = 0; i < c.head_dim; ++i) {
+      EXPECT_TRUE(std::isnan(read_element(run.o.view, 5, i)));
+      EXPECT_TRUE(std::isnan(read_element(run.d_q.view, 5, i)));
+      EXPECT_TRUE(std::isnan(read_element(run.d_k.view, 5, i)));
+      for (const std::int64_t row : {4, 6, 69}) {
+        EXPECT_TRUE(std::isfinite(read_element(run.o.view, row, i)));
+        EXPECT_TRUE(std::isfinite(read_element(run.d_q.view, row, i)));
+      }
+    }
+    // One key takes all: its value, whose rounding is exact.
+    double nearest = INFINITY;
+    for (std::int64_t t = 0; t < 70; ++t) {
+      double distance = 0;
+      for (std::int64_t i = 0; i < c.head_dim; ++i) {
+        distance += std::abs(read_element(run.o.view, 69, i) - read_element(run.v.view, t, i));
+      }
+      nearest = std::min(nearest, distance);
+    }
+    EXPECT_EQ(nearest, 0);
+  }
+}
+
+// ---- On a GPU
+
+class CudaAttention : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!IsSkipped() && !HasFatalFailure()) stream_ = std::make_unique<Stream>();
+  }
+
+  /// Device copies of views' memory, whole rows.
+  struct Copies {
+    std::vector<DeviceBuffer> buffers;
+    std::vector<TensorView> views;
+  };
+  static std::size_t bytes_of(const TensorView& view) {
+    return static_cast<std::size_t>(std::max<std::int64_t>(view.rows, 1) * view.stride) *
+           size_of(view.dtype);
+  }
+  Copies to_device(const std::vector<TensorView>& views) {
+    Copies copies;
+    for (TensorView view : views) {
+      DeviceBuffer& buffer = copies.buffers.emplace_back(bytes_of(view));
+      if (view.rows > 0) buffer.upload(view.data, bytes_of(view), *stream_);
+      view.data = reinterpret_cast<void*>(buffer.pointer());
+      copies.views.push_back(view);
+    }
+    stream_->synchronize();
+    return copies;
+  }
+
+  /// One direction; `make` gives the kernel for it. Results are copied back; the second of two
+  /// runs, each on poisoned results, is recorded as a graph, and must repeat the first's bits.
+  using Make = std::function<std::unique_ptr<StepKernel>(const Attrs&, const AttentionVariant&,
+                                                         std::int64_t, DevicePointer)>;
+  void run_direction(const Case& c, Operands& run, bool backward, const Make& make) {
+    const auto variant = variant_of(c.dtype, c.head_dim, backward);
+    const auto views = backward ? run.backward() : run.forward();
+    const std::size_t results = backward ? 7 : 4;
+    const DeviceBuffer workspace(
+        std::max(own_attention_workspace_bytes(run.attrs, variant, run.tokens), std::size_t{1}));
+    std::vector<std::vector<unsigned char>> first;
+    for (const bool captured : {false, true}) {
+      Copies copies = to_device(views);
+      const auto kernel = make(run.attrs, variant, run.tokens, workspace.pointer());
+      kernel->bind(copies.views, run.tokens);
+      if (captured) {
+        Graph::capture(*stream_, [&] { kernel->launch(*stream_); }).launch(*stream_);
+      } else {
+        kernel->launch(*stream_);
+      }
+      for (std::size_t i = results; i < views.size(); ++i) {
+        std::vector<unsigned char> bytes(bytes_of(views[i]));
+        copies.buffers[i].download(bytes.data(), bytes.size(), *stream_);
+        if (captured) {
+          EXPECT_TRUE(bytes == first[i - results]) << "result " << i << " of a second run";
+          if (views[i].rows > 0) std::memcpy(views[i].data, bytes.data(), bytes.size());
+        } else {
+          first.push_back(std::move(bytes));
+        }
+      }
+    }
+  }
+
+  Runner own() {
+    return [this](const Case& c, Operands& run) {
+      for (const bool backward : {false, true}) {
+        run_direction(c, run, backward,
+                      [](const Attrs& attrs, const AttentionVariant& variant, std::int64_t,
+                         DevicePointer workspace) {
+                        return std::make_unique<OwnAttention>(attrs, variant, workspace);
+                      });
+      }
+    };
+  }
+
+  std::unique_ptr<Stream> stream_;
+};
+
+const Case kCases[] = {
+    {DType::bf16, 1, 1, 64, {0, 1}},
+    {DType::bf16, 4, 2, 64, {0, 33}},
+    {DType::bf16, 6, 2, 24, {0, 5, 5, 6, 140}},
+    {DType::bf16, 8, 1, 64, {0, 100, 300}},
+    {DType::bf16, 2, 2, 5, {0, 0, 129, 129, 258, 387}, false},
+    {DType::bf16, 2, 1, 128, {0, 300}},
+    {DType::bf16, 4, 1, 128, {0, 64, 128, 320}, true, DType::i64},
+    {DType::bf16, 2, 2, 80, {0, 97, 193}, false},
+    {DType::bf16, 2, 2, 144, {0, 97, 193}},
+    {DType::bf16, 2, 1, 256, {0, 150}},
+    {DType::bf16, 2, 1, 320, {0, 150}},
+    {DType::f16, 4, 2, 64, {0, 97, 193}},
+    {DType::f16, 3, 1, 33, {0, 97, 193}, false},
+    {DType::f16, 4, 2, 128, {0, 200}},
+    {DType::f32, 4, 2, 64, {0, 33, 34, 161}},
+    {DType::f32, 1, 1, 1, {0, 50}, false},
+    {DType::f32, 2, 1, 128, {0, 130}},
+};
+
+TEST_F(CudaAttention, AgreesWithTheDefinition) {
+  for (const Case& c : kCases) expect_definition(c, own());
+}
+
+TEST_F(CudaAttention, NoTokens) {
+  const Case c{DType::bf16, 4, 2, 64, {0, 0}};
+  Operands run(c, c.dtype);
+  own()(c, run);
+}
+
+}  // namespace
+}  // namespace coda::cuda

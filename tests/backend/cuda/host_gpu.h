@@ -1,0 +1,322 @@
+// A GPU made of fibers: enough of CUDA's language and of our PTX functions for a kernel's text to
+// be compiled for the host. One fiber a thread, one CTA at a time. Instructions of a whole warp
+// (and
+// __syncthreads) wait for their last thread, which does the work; a warp whose threads meet in
+// different instructions, and an access outside shared memory, end the program with a message.
+// Asynchronous copies land when they are waited for, not before. Included by text that
+// host_kernel.h writes; never by tests.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+
+struct HostIndex {
+  unsigned x;
+};
+static HostIndex threadIdx, blockIdx;
+
+namespace coda_device {
+
+alignas(1024) unsigned char memory[232448];  // dynamic shared memory
+static unsigned shared_bytes = 0;
+
+/// A meeting of the threads of a warp or of the CTA.
+struct Meeting {
+  const char* what = nullptr;
+  unsigned arrived = 0, turn = 0;
+  struct Words {
+    std::uint64_t word[8];
+  } in[32], out[32];  // by lane
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done = false;
+  struct Copy {
+    std::uint32_t to;
+    const void* from;
+    bool zero;
+  };
+  std::vector<Copy> open;                 // not committed
+  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+};
+
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static unsigned current = 0;
+static std::vector<Meeting> warps;
+static Meeting cta;
+
+[[noreturn]] inline void fail(const char* what, const char* other) {
+  std::fprintf(stderr, "host_gpu: CTA %u, thread %u: %s%s\n", blockIdx.x, current, what, other);
+  std::abort();
+}
+inline void yield() {
+  const unsigned mine = current;
+  swapcontext(&fibers[mine].context, &scheduler);
+  threadIdx.x = current = mine;
+}
+
+/// Waits for `count` threads; the last calls work().
+template <class Work>
+void meet(Meeting& meeting, unsigned count, const char* what, const Work& work) {
+  if (meeting.arrived > 0 && std::strcmp(meeting.what, what) != 0) fail(what, meeting.what);
+  meeting.what = what;
+  const unsigned turn = meeting.turn;
+  if (++meeting.arrived == count) {
+    work();
+    meeting.arrived = 0;
+    ++meeting.turn;
+  } else {
+    while (meeting.turn == turn) yield();
+  }
+}
+
+/// One instruction of a warp: this lane's words go in, its results come out.
+template <class Work>
+Meeting::Words warp_instruction(const char* what, const Meeting::Words& in, const Work& work) {
+  Meeting& warp = warps[current / 32];
+  const unsigned lane = current % 32;
+  warp.in[lane] = in;
+  meet(warp, 32, what, [&] { work(warp); });
+  return warp.out[lane];
+}
+
+inline void launch(unsigned grid, unsigned block, unsigned dynamic_bytes,
+                   const std::function<void()>& kernel) {
+  static const std::function<void()>* entry;
+  entry = &kernel;
+  shared_bytes = dynamic_bytes;
+  constexpr std::size_t kStackBytes = 64 << 10;
+  fibers.resize(block);
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    std::memset(memory, 0xff, sizeof(memory));  // NaN in every format
+    warps.assign((block + 31) / 32, Meeting{});
+    cta = Meeting{};
+    for (unsigned i = 0; i < block; ++i) {
+      Fiber& fiber = fibers[i];
+      fiber.done = false;
+      fiber.open.clear();
+      fiber.groups.clear();
+      fiber.stack.resize(kStackBytes);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = kStackBytes;
+      fiber.context.uc_link = &scheduler;
+      makecontext(
+          &fiber.context,
+          +[] {
+            (*entry)();
+            fibers[current].done = true;
+          },
+          0);
+    }
+    for (unsigned left = block; left > 0;) {
+      left = 0;
+      // Later warps first, so that a missing barrier is not hidden by the order of threads.
+      for (unsigned i = block; i-- > 0;) {
+        if (fibers[i].done) continue;
+        threadIdx.x = current = i;
+        swapcontext(&scheduler, &fibers[i].context);
+        left += !fibers[i].done;
+      }
+    }
+  }
+}
+
+// ---- CUDA's own functions
+
+inline void sync_threads() {
+  meet(cta, static_cast<unsigned>(fibers.size()), "__syncthreads", [] {});
+}
+template <class T>
+T shuffle_xor(T value, int mask) {
+  Meeting::Words words{};
+  std::memcpy(words.word, &value, sizeof(T));
+  words.word[1] = static_cast<std::uint64_t>(mask);
+  const auto out = warp_instruction("__shfl_xor_sync", words, [](Meeting& warp) {
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      warp.out[lane] = warp.in[lane ^ static_cast<unsigned>(warp.in[lane].word[1])];
+    }
+  });
+  T result;
+  std::memcpy(&result, out.word, sizeof(T));
+  return result;
+}
+#define __syncthreads() ::coda_device::sync_threads()
+#define __shfl_xor_sync(mask, value, step) ::coda_device::shuffle_xor(value, step)
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __uint_as_float(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
+
+// ---- ptx.cuh and attention_ptx.cuh
+
+#define CODA_DEVICE inline
+using u8 = std::uint8_t;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = unsigned long long;
+
+inline u32 shared_address(const void* pointer) {
+  return static_cast<u32>(static_cast<const unsigned char*>(pointer) - memory);
+}
+inline unsigned char* shared_at(u64 address, unsigned bytes) {
+  if (address % bytes != 0 || address + bytes > shared_bytes) fail("shared memory: bad access", "");
+  return memory + address;
+}
+
+inline u16 bf16_bits(float value) {
+  u32 bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fff;
+  return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float unpack_bf16(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
+inline u16 f16_bits(float value) {
+  if (value != value) return 0x7fff;
+  const u16 sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude >= 65520.0) return sign | 0x7c00;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  if (exponent < -13 || magnitude == 0) exponent = -13;  // subnormal: a step of 2^-24
+  const double step = std::ldexp(1.0, exponent - 11);
+  const double steps = std::nearbyint(magnitude / step);  // up to 2048
+  if (exponent == -13) return static_cast<u16>(sign + static_cast<u16>(steps));
+  return static_cast<u16>(sign + ((exponent + 14) << 10) + static_cast<u16>(steps - 1024));
+}
+inline float unpack_f16(u16 bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
+  return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+}
+inline u32 pack_bf16(float low, float high) {
+  return bf16_bits(low) | static_cast<u32>(bf16_bits(high)) << 16;
+}
+inline u32 pack_f16(float low, float high) {
+  return f16_bits(low) | static_cast<u32>(f16_bits(high)) << 16;
+}
+
+/// Four 8 x 8 matrices; lane 8 m + r gave the address of row r of matrix m.
+inline void load_matrices(const char* what, bool transposed, u32 address, u32& r0, u32& r1, u32& r2,
+                          u32& r3) {
+  const auto out = warp_instruction(what, {{address}}, [&](Meeting& warp) {
+    for (unsigned m = 0; m < 4; ++m) {
+      for (unsigned lane = 0; lane < 32; ++lane) {
+        u16 pair[2];
+        for (unsigned e = 0; e < 2; ++e) {
+          const unsigned a = lane / 4, b = lane % 4 * 2 + e;
+          const unsigned row = transposed ? b : a, column = transposed ? a : b;
+          std::memcpy(&pair[e], shared_at(warp.in[8 * m + row].word[0], 16) + 2 * column, 2);
+        }
+        warp.out[lane].word[m] = pair[0] | static_cast<u32>(pair[1]) << 16;
+      }
+    }
+  });
+  r0 = static_cast<u32>(out.word[0]);
+  r1 = static_cast<u32>(out.word[1]);
+  r2 = static_cast<u32>(out.word[2]);
+  r3 = static_cast<u32>(out.word[3]);
+}
+inline void load_matrix_x4(u32 address, u32& r0, u32& r1, u32& r2, u32& r3) {
+  load_matrices("ldmatrix", false, address, r0, r1, r2, r3);
+}
+inline void load_matrix_x4_transposed(u32 address, u32& r0, u32& r1, u32& r2, u32& r3) {
+  load_matrices("ldmatrix.trans", true, address, r0, r1, r2, r3);
+}
+
+/// PTX ISA, mma.m16n8k16: the layouts of a, b and d by lane and register.
+template <class Unpack>
+void multiply_matrices(const char* what, const Unpack& unpack, float (&d)[4], const u32 (&a)[4],
+                       u32 b0, u32 b1) {
+  Meeting::Words in{{a[0], a[1], a[2], a[3], b0, b1}};
+  std::memcpy(&in.word[6], d, 16);
+  const auto out = warp_instruction(what, in, [&](Meeting& warp) {
+    static double left[16][16], right[16][8];
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const unsigned g = lane / 4, c = lane % 4 * 2;
+      for (unsigned e = 0; e < 2; ++e) {
+        for (unsigned i = 0; i < 4; ++i) {
+          left[g + i % 2 * 8][c + i / 2 * 8 + e] =
+              unpack(static_cast<u16>(warp.in[lane].word[i] >> 16 * e));
+        }
+        for (unsigned i = 0; i < 2; ++i) {
+          right[c + 8 * i + e][g] = unpack(static_cast<u16>(warp.in[lane].word[4 + i] >> 16 * e));
+        }
+      }
+    }
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      float sums[4];
+      std::memcpy(sums, &warp.in[lane].word[6], 16);
+      for (unsigned i = 0; i < 4; ++i) {
+        double sum = sums[i];
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; ++k) sum += left[row][k] * right[k][column];
+        sums[i] = static_cast<float>(sum);
+      }
+      std::memcpy(warp.out[lane].word, sums, 16);
+    }
+  });
+  std::memcpy(d, out.word, 16);
+}
+inline void warp_multiply_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply_matrices("mma.bf16", unpack_bf16, d, a, b0, b1);
+}
+inline void warp_multiply_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply_matrices("mma.f16", unpack_f16, d, a, b0, b1);
+}
+
+inline void copy_async(u32 destination, const void* source, bool zero) {
+  if (reinterpret_cast<std::uintptr_t>(source) % 16 != 0) fail("cp.async: unaligned source", "");
+  fibers[current].open.push_back({destination, source, zero});
+}
+inline void copy_async_commit() {
+  Fiber& fiber = fibers[current];
+  fiber.groups.push_back(std::move(fiber.open));
+  fiber.open.clear();
+}
+template <int kPending>
+void copy_async_wait() {
+  auto& groups = fibers[current].groups;
+  while (groups.size() > kPending) {
+    for (const auto& copy : groups.front()) {
+      unsigned char* to = shared_at(copy.to, 16);
+      if (copy.zero) {
+        std::memset(to, 0, 16);
+      } else {
+        std::memcpy(to, copy.from, 16);
+      }
+    }
+    groups.erase(groups.begin());
+  }
+}
+inline void store_shared_v4(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  const u32 words[4] = {a, b, c, d};
+  std::memcpy(shared_at(address, 16), words, 16);
+}
+inline float exp2_approximate(float x) { return std::exp2(x); }
+
+}  // namespace coda_device
