@@ -1,8 +1,12 @@
-// The one interface of all backends. A Session holds a plan's memory; a run allocates nothing.
+// The one interface of all backends. A Session holds a plan's memory; a run allocates nothing. A
+// backend also owns the memory that sessions are bound to: plain memory on a host, the GPU's on a
+// device. Work of one backend (copies, runs, updates) happens in the order of the calls.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,11 +27,44 @@ class Session {
 
   /// Runs a phase on M = tokens rows. Throws UsageError if tokens is above what was reserved, if
   /// something is not bound or has other than M rows, or for targets or ids out of range, before
-  /// anything is written.
+  /// anything is written. On a device the work is only enqueued, and what targets, ids and
+  /// positions hold is found out there: their rows become NaN and Backend::synchronize throws.
   virtual void run(Phase phase, std::int64_t tokens) = 0;
 
-  /// What a plan-owned buffer holds after a run; for tests and `coda explain`.
+  /// What a plan-owned buffer holds after a run; for tests and `coda explain`. Memory of the
+  /// backend's.
   virtual TensorView buffer(std::string_view name) const = 0;
+};
+
+/// One weight tensor as AdamW sees it, all in the backend's memory. `rounded`: the copy in 16 bits
+/// that is computed with, null where that is `value`.
+struct AdamWTensor {
+  float* value = nullptr;
+  const float* gradient = nullptr;
+  float* first = nullptr;   ///< running mean of the gradient
+  float* second = nullptr;  ///< and of its square
+  void* rounded = nullptr;
+  DType rounded_dtype = DType::bf16;
+  std::int64_t count = 0;
+  bool decays = false;
+};
+
+/// What one step does to every weight, in fp32; the bias corrections are folded in:
+/// value = keep * value - size * m / (root_scale * sqrt(v) + eps), with m and v updated from scale
+/// * gradient first.
+struct AdamWStep {
+  float scale = 1, beta1 = 0, beta2 = 0, size = 0, root_scale = 1, eps = 0;
+  float keep = 1;  ///< of tensors that decay; the others keep all
+};
+
+/// AdamW on the tensors it was made for, where they are.
+class DeviceAdamW {
+ public:
+  virtual ~DeviceAdamW() = default;
+  /// Sum of the squares of all gradients, in fixed order. Waits for it.
+  virtual double gradient_square_sum() = 0;
+  /// Enqueues the update of values, moments and rounded copies.
+  virtual void update(const AdamWStep& step) = 0;
 };
 
 class Backend {
@@ -37,6 +74,24 @@ class Backend {
   /// Allocates all that runs of up to max_tokens rows need.
   virtual std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
                                            std::int64_t max_tokens) = 0;
+
+  // ---- Memory; what is here is that of a host
+
+  /// Can the host read and write this backend's memory?
+  virtual bool on_host() const { return true; }
+  /// Memory of zeros, aligned to 64 bytes at least; given back with the last copy of the pointer.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes);
+  /// Between host memory and the backend's. upload may return before the copy is made, but `from`
+  /// may be changed then; download waits for all work before it, as synchronize does.
+  virtual void upload(void* to, const void* from, std::size_t bytes);
+  virtual void download(void* to, const void* from, std::size_t bytes);
+  virtual void fill_zero(void* at, std::size_t bytes);
+  /// Waits for all work. Throws UsageError if a target, id or position of a run since the last call
+  /// was out of range.
+  virtual void synchronize() {}
+
+  /// Null on a host, where the caller computes.
+  virtual std::unique_ptr<DeviceAdamW> make_adamw(std::span<const AdamWTensor> tensors);
 };
 
 /// The scalar evaluator that defines every op; compute is f64 or f32. With f64, buffers that the
@@ -54,6 +109,9 @@ enum class CpuGemm : std::uint8_t { from_environment, automatic, builtin, onednn
 /// an unknown CODA_CPU_GEMM.
 std::unique_ptr<Backend> make_cpu_backend(int threads = 0,
                                           CpuGemm gemm = CpuGemm::from_environment);
+
+/// One NVIDIA GPU (Hopper). Throws BackendError if there is none that can be used.
+std::unique_ptr<Backend> make_cuda_backend();
 
 /// For `coda info`: oneDNN's version and the instruction set it sees, and what multiplies operands
 /// of each type ("built-in" or "oneDNN"). Throws UsageError for an unknown CODA_CPU_GEMM.

@@ -75,9 +75,15 @@ Bindings::Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Op
         max_tokens);
   }
   arena_ = layout_arena(*plan_, max_tokens, options.reuse, options.widen);
-  memory_ = HostTensor(DType::f64, 1, static_cast<std::int64_t>(arena_.bytes / 8));
+  if (options.backend != nullptr) {
+    memory_ = options.backend->allocate(arena_.bytes);
+  } else {
+    const auto memory =
+        std::make_shared<HostTensor>(DType::f64, 1, static_cast<std::int64_t>(arena_.bytes / 8));
+    memory_ = {memory, memory->view().data};
+  }
   if (options.poison && arena_.bytes > 0) {
-    std::memset(memory_.view().data, 0xff, arena_.bytes);  // NaN in every float type
+    std::memset(memory_.get(), 0xff, arena_.bytes);  // NaN in every float type
   }
   bound_.resize(plan_->buffers.size());
   is_bound_.assign(plan_->buffers.size(), 0);
@@ -201,12 +207,24 @@ void Bindings::begin(Phase phase, std::int64_t tokens) {
     }
   }
   check_overlap(phase);
-  for (const RangeCheck& check : ranges_[static_cast<std::size_t>(phase)]) {
-    const auto slot = static_cast<std::size_t>(check.buffer);
-    check_range(check, plan_->buffers[slot].name, bound_[slot], tokens);
+  if (options_.backend == nullptr || options_.backend->on_host()) {
+    for (const RangeCheck& check : ranges_[static_cast<std::size_t>(phase)]) {
+      const auto slot = static_cast<std::size_t>(check.buffer);
+      check_range(check, plan_->buffers[slot].name, bound_[slot], tokens);
+    }
   }
   tokens_ = tokens;
   if (phase == Phase::forward) forward_tokens_ = -1;  // until it is complete
+}
+
+void Bindings::check_ranges(Phase phase, const CopyToHost& copy) const {
+  for (const RangeCheck& check : ranges_[static_cast<std::size_t>(phase)]) {
+    const auto slot = static_cast<std::size_t>(check.buffer);
+    const TensorView& bound = bound_[slot];
+    const HostTensor values(bound.dtype, bound.rows, bound.cols);  // cols, lists: contiguous
+    copy(values.view().data, bound.data, values.view().bytes());
+    check_range(check, plan_->buffers[slot].name, values.view(), tokens_);
+  }
 }
 
 void Bindings::end(Phase phase) {
@@ -220,7 +238,7 @@ TensorView Bindings::view(std::int32_t index) const {
   const Placement& placement = arena_.placements[slot];
   const Extents extents = extents_of(buffer, tokens_);
   const DType dtype = options_.widen && is_float(buffer.dtype) ? DType::f64 : buffer.dtype;
-  auto* base = static_cast<std::byte*>(memory_.view().data);
+  auto* base = static_cast<std::byte*>(memory_.get());
   return {base + placement.offset, dtype, extents.rows, extents.cols, placement.stride};
 }
 

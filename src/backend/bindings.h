@@ -1,8 +1,9 @@
-// What the sessions of host backends share: the memory that users bound, the arena that the plan
+// What the sessions of all backends share: the memory that users bound, the arena that the plan
 // owns, and all checks of a run, made before anything is written.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +21,9 @@ class Bindings {
     bool widen = false;   ///< plan-owned floats are f64, and f64 may be bound to any float
     bool reuse = true;    ///< buffers that are never alive together share memory
     bool poison = false;  ///< fill the arena with NaN bytes once
+    /// Whose memory the arena is; null: the host's. With a backend off the host, bound memory is
+    /// not looked into: targets, ids, positions and offsets are not checked here.
+    Backend* backend = nullptr;
   };
 
   /// Allocates the arena for runs of up to max_tokens rows.
@@ -47,6 +51,11 @@ class Bindings {
   TensorView view(std::int32_t buffer) const;
   TensorView view(std::string_view name) const;
 
+  /// Throws what begin would throw for the integers that the last run of a phase read, had they
+  /// been the host's. copy(to, from, bytes) brings them there.
+  using CopyToHost = std::function<void(void* to, const void* from, std::size_t bytes)>;
+  void check_ranges(Phase phase, const CopyToHost& copy) const;
+
   const Plan& plan() const { return *plan_; }
   std::int64_t tokens() const { return tokens_; }
   std::int64_t max_tokens() const { return max_tokens_; }
@@ -63,7 +72,7 @@ class Bindings {
   std::int64_t forward_tokens_ = -1;  ///< rows of the last complete forward run, -1: none
   Options options_;
   Arena arena_;
-  HostTensor memory_;
+  std::shared_ptr<void> memory_;
   std::vector<TensorView> bound_;  ///< per buffer; inputs and outputs only
   std::vector<char> is_bound_;     ///< per buffer
   std::vector<char> used_[2];      ///< per phase and buffer

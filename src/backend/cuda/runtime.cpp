@@ -166,9 +166,10 @@ LaunchConfig Kernel::config(unsigned grid, unsigned block) const {
 }
 
 void Kernel::launch(const Stream& stream, unsigned grid, unsigned block, unsigned cluster,
-                    std::vector<void*> arguments) const {
+                    std::vector<void*> arguments, unsigned grid_y) const {
   LaunchAttribute attribute{kLaunchClusterDimension, 0, {cluster, 1, 1}};
   LaunchConfig launch = config(grid, block);
+  launch.grid_y = grid_y;
   launch.stream = stream.handle();
   launch.attributes = &attribute;
   launch.attribute_count = cluster > 1 ? 1 : 0;

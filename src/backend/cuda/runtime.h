@@ -150,8 +150,9 @@ class Kernel {
   Kernel(std::string_view cubin, const std::string& entry, unsigned shared_bytes);
 
   /// `arguments` point to the kernel's parameters. `cluster` = 1: no cluster.
+  /// `grid_y`: rows of the grid, `grid` blocks each.
   void launch(const Stream& stream, unsigned grid, unsigned block, unsigned cluster,
-              std::vector<void*> arguments) const;
+              std::vector<void*> arguments, unsigned grid_y = 1) const;
   /// Clusters of this size that the whole device can hold at once.
   int max_active_clusters(unsigned block, unsigned cluster) const;
   void allow_large_clusters() const;

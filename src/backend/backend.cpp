@@ -1,0 +1,28 @@
+#include "backend/backend.h"
+
+#include <cstring>
+
+namespace coda {
+
+std::shared_ptr<void> Backend::allocate(std::size_t bytes) {
+  auto memory =
+      std::make_shared<HostTensor>(DType::f64, 1, static_cast<std::int64_t>((bytes + 7) / 8));
+  void* data = memory->view().data;
+  return {std::move(memory), data};
+}
+
+void Backend::upload(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void Backend::download(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void Backend::fill_zero(void* at, std::size_t bytes) {
+  if (bytes > 0) std::memset(at, 0, bytes);
+}
+
+std::unique_ptr<DeviceAdamW> Backend::make_adamw(std::span<const AdamWTensor>) { return nullptr; }
+
+}  // namespace coda

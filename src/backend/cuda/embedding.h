@@ -1,0 +1,16 @@
+// Embedding on the GPU, as a step of a plan.
+#pragma once
+
+#include "backend/cuda/kernel_store.h"
+#include "backend/cuda/step_kernel.h"
+
+namespace coda::cuda {
+
+/// device/embedding.cuh; `entry` names one of its kernels. columns: of a chunk, a power of two.
+KernelSource embedding_source(const char* entry, DType table, DType x, int columns);
+
+/// embedding_backward that adds to d_table what it would else have written there.
+std::unique_ptr<StepKernel> make_embedding_adder(const Step& step, const Plan& plan,
+                                                 const StepContext& context);
+
+}  // namespace coda::cuda
