@@ -195,7 +195,7 @@ int TrainCommand::run() {
 
   check_memory("train", parameter_count(config), 16);  // value, gradient, two moments
   const auto model = make_llama_model(config, *backend, config.dtype, options.batch * options.seq);
-  AdamW optimizer(model->parameters(), {options.beta1, options.beta2, 1e-8, options.weight_decay});
+  AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, config.dtype);
   std::int64_t done = 0;
   if (resuming && has_checkpoint(out)) {

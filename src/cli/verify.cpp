@@ -94,6 +94,7 @@ int VerifyCommand::run() const {
   const auto labels = static_cast<double>(batch.valid_labels());
   const double loss = llama->forward_backward(batch, static_cast<float>(1.0 / labels)) / labels;
 
+  llama->fetch_gradients();
   std::int64_t compared = 0, failed = 0;
   const auto check = [&](const std::string& name, std::span<const double> got,
                          const std::vector<std::int64_t>& shape) {

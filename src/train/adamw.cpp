@@ -7,15 +7,7 @@
 namespace coda {
 namespace {
 
-/// What one step does to every weight, in fp32; the bias corrections are folded in.
-struct Update {
-  float scale;                  // of the gradient
-  float beta1, beta2;           // decay of the running means
-  float size, root_scale, eps;  // size * m / (root_scale * sqrt(v) + eps)
-  float keep;                   // 1 - learning rate * decay
-};
-
-void update_all(const Update& u, std::size_t count, float* __restrict value,
+void update_all(const AdamWStep& u, std::size_t count, float* __restrict value,
                 const float* __restrict gradient, float* __restrict first,
                 float* __restrict second) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -38,15 +30,66 @@ AdamW::AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& optio
   }
 }
 
+AdamW::AdamW(Model& model, const AdamWOptions& options)
+    : parameters_(model.parameters()), options_(options) {
+  Backend* device = model.device();
+  if (device == nullptr) {
+    for (const Parameter& p : parameters_) {
+      first_.emplace_back(p.value.size());
+      second_.emplace_back(p.value.size());
+    }
+    return;
+  }
+  first_.resize(parameters_.size());
+  second_.resize(parameters_.size());
+  std::vector<AdamWTensor> tensors = model.device_tensors();
+  for (AdamWTensor& t : tensors) {
+    device_first_.emplace_back(*device, DType::f32, 1, t.count);
+    device_second_.emplace_back(*device, DType::f32, 1, t.count);
+    t.first = device_first_.back().view().as<float>();
+    t.second = device_second_.back().view().as<float>();
+  }
+  device_ = device->make_adamw(tensors);
+}
+
+double AdamW::gradient_norm() {
+  return device_ ? std::sqrt(device_->gradient_square_sum()) : coda::gradient_norm(parameters_);
+}
+
+std::span<float> AdamW::host(Moments& moments, std::size_t parameter) {
+  std::vector<float>& values = moments[parameter];
+  if (device_) values.resize(parameters_[parameter].value.size());
+  return values;
+}
+
+void AdamW::fetch() {
+  for (std::size_t i = 0; i < device_first_.size(); ++i) {
+    device_first_[i].download(first_moment(i).data());
+    device_second_[i].download(second_moment(i).data());
+  }
+}
+
+void AdamW::moments_changed() {
+  for (std::size_t i = 0; i < device_first_.size(); ++i) {
+    device_first_[i].upload(first_moment(i).data());
+    device_second_[i].upload(second_moment(i).data());
+  }
+}
+
 void AdamW::update(std::int64_t step, double learning_rate, double gradient_scale) {
   const auto t = static_cast<double>(step);
-  Update u{};
+  AdamWStep u;
   u.scale = static_cast<float>(gradient_scale);
   u.beta1 = static_cast<float>(options_.beta1);
   u.beta2 = static_cast<float>(options_.beta2);
   u.size = static_cast<float>(learning_rate / (1.0 - std::pow(options_.beta1, t)));
   u.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options_.beta2, t)));
   u.eps = static_cast<float>(options_.eps);
+  if (device_) {
+    u.keep = static_cast<float>(1.0 - learning_rate * options_.weight_decay);
+    device_->update(u);
+    return;
+  }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i];
     const double decay = p.shape.size() >= 2 ? options_.weight_decay : 0.0;

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "backend/backend_tensor.h"
 #include "train/model.h"
 
 namespace coda {
@@ -21,21 +23,34 @@ struct AdamWOptions {
 class AdamW {
  public:
   AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options);
+  /// Where the model's weights are. The model must outlive it.
+  AdamW(Model& model, const AdamWOptions& options);
+
+  /// Euclidean norm of all gradients together, summed in double.
+  double gradient_norm();
 
   /// Updates every value from gradient_scale * its gradient. `step` counts from 1.
   void update(std::int64_t step, double learning_rate, double gradient_scale);
 
   /// Running means of the gradient and of its square, one element a weight; for checkpoints.
-  std::span<float> first_moment(std::size_t parameter) { return first_[parameter]; }
-  std::span<float> second_moment(std::size_t parameter) { return second_[parameter]; }
+  /// On a device: what fetch brought from there, and what moments_changed sends there.
+  std::span<float> first_moment(std::size_t parameter) { return host(first_, parameter); }
+  std::span<float> second_moment(std::size_t parameter) { return host(second_, parameter); }
+  void fetch();
+  void moments_changed();
 
  private:
+  using Moments = std::vector<std::vector<float>>;
+  std::span<float> host(Moments& moments, std::size_t parameter);
+
   const std::vector<Parameter>& parameters_;
   AdamWOptions options_;
-  std::vector<std::vector<float>> first_, second_;
+  Moments first_, second_;  ///< on a device: empty until asked for
+  std::vector<BackendTensor> device_first_, device_second_;
+  std::unique_ptr<DeviceAdamW> device_;
 };
 
-/// Euclidean norm of all gradients together, summed in double.
+/// Euclidean norm of all gradients together, summed in double, on the host.
 double gradient_norm(const std::vector<Parameter>& parameters);
 
 /// Rises linearly from peak / warmup at step 1 to peak at step `warmup`, then falls as half a

@@ -77,6 +77,8 @@ void read_into(const SafetensorsFile& file, const std::string& name, const Param
 Checkpoint::Checkpoint(fs::path folder, DType dtype) : folder_(std::move(folder)), dtype_(dtype) {}
 
 void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer) const {
+  model.fetch_values();
+  optimizer.fetch();
   const std::vector<Parameter>& parameters = model.parameters();
   const bool bf16 = dtype_ == DType::bf16;
   std::vector<std::vector<std::uint16_t>> rounded;
@@ -125,6 +127,7 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
     read_into(state, "second_moment." + p.name, p, optimizer.second_moment(i));
   }
   model.values_changed();
+  optimizer.moments_changed();
   cut_metrics(step);
   return step;
 }

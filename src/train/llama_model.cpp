@@ -1,5 +1,7 @@
 #include "train/llama_model.h"
 
+#include <utility>
+
 #include "nn/models/llama.h"
 #include "train/memory.h"
 
@@ -21,6 +23,34 @@ class TrainedLlama : public Model {
 
   const std::vector<Parameter>& parameters() const override { return parameters_; }
   void values_changed() override { model_.values_changed(); }
+  void weights_updated() override {
+    if (device() == nullptr) model_.values_changed();
+  }
+  void zero_gradients() override { model_.zero_gradients(); }
+  void fetch_values() const override { model_.fetch_values(); }
+  void fetch_gradients() override {
+    model_.fetch_gradients();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].gradient = model_.parameters()[i].gradient.as<float>();
+    }
+  }
+  Backend* device() const override {
+    return model_.backend().on_host() ? nullptr : &model_.backend();
+  }
+  std::vector<AdamWTensor> device_tensors() const override {
+    std::vector<AdamWTensor> tensors;
+    for (const LlamaModel::Parameter& p : std::as_const(model_).parameters()) {
+      AdamWTensor t;
+      t.value = p.device.value.view().as<float>();
+      t.gradient = p.device.gradient.view().as<float>();
+      t.rounded = p.device.rounded.view().data;
+      t.rounded_dtype = p.device.rounded.view().dtype;
+      t.count = p.weight.rows * p.weight.cols;
+      t.decays = !p.weight.is_vector;
+      tensors.push_back(t);
+    }
+    return tensors;
+  }
   std::int64_t vocab_size() const override { return model_.config().vocab_size; }
 
   double forward_backward(const Batch& batch, float scale) override {
@@ -46,7 +76,7 @@ class TrainedLlama : public Model {
     return {batch.tokens, positions_, cu_seqlens_, batch.labels};
   }
 
-  LlamaModel model_;
+  mutable LlamaModel model_;  ///< fetching changes nothing but where values are known
   std::vector<Parameter> parameters_;
   std::vector<std::int32_t> positions_, cu_seqlens_;
 };

@@ -18,9 +18,7 @@ double seconds_now() {
 /// they are spread over the micro-batches. Returns that mean.
 double accumulate_gradients(Model& model, std::span<const std::int32_t> tokens,
                             const TrainOptions& options, std::int64_t step) {
-  for (const Parameter& p : model.parameters()) {
-    std::fill(p.gradient.begin(), p.gradient.end(), 0.0f);
-  }
+  model.zero_gradients();
   const std::int64_t sequences = options.batch * options.accumulate;
   std::vector<Batch> batches;
   std::int64_t labels = 0;
@@ -66,7 +64,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     const std::int64_t step = done + 1;
     StepMetrics report{step, 0.0, schedule.at(step), 0.0, 0.0};
     report.loss = accumulate_gradients(model, tokens.training, options, step);
-    report.gradient_norm = gradient_norm(model.parameters());
+    report.gradient_norm = optimizer.gradient_norm();
     if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
       throw_error<Error>(
           "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
@@ -75,7 +73,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     }
     const bool clips = options.clip > 0.0 && report.gradient_norm > options.clip;
     optimizer.update(step, report.lr, clips ? options.clip / report.gradient_norm : 1.0);
-    model.values_changed();
+    model.weights_updated();
     done = step;
     const auto step_tokens = static_cast<double>(options.batch * options.accumulate * options.seq);
     report.tokens_per_second = step_tokens / std::max(seconds_now() - start, 1e-9);

@@ -9,6 +9,9 @@
 
 namespace coda {
 
+class Backend;
+struct AdamWTensor;
+
 /// Label of a token that does not count.
 inline constexpr std::int32_t kIgnoredLabel = -100;
 
@@ -27,7 +30,8 @@ struct Batch {
 };
 
 /// One weight tensor: fp32 values that the optimiser changes, and the fp32 sum of gradients. Both
-/// are owned by the model and stay where they are.
+/// are owned by the model and stay where they are. A model on a device keeps its own there: these are
+/// then what values_changed sends and what fetch_values and fetch_gradients bring back.
 struct Parameter {
   std::string name;  ///< as in a Hugging Face checkpoint
   std::vector<std::int64_t> shape;
@@ -43,6 +47,15 @@ class Model {
   /// To be called after values were written: the model refreshes what it computes with (bf16
   /// copies, packed weights).
   virtual void values_changed() = 0;
+  /// To be called after an AdamW of this model updated it.
+  virtual void weights_updated() { values_changed(); }
+
+  virtual void zero_gradients();
+  virtual void fetch_values() const {}
+  virtual void fetch_gradients() {}
+  /// Where a model keeps its weights on a device: that, and its tensors without moments.
+  virtual Backend* device() const { return nullptr; }
+  virtual std::vector<AdamWTensor> device_tensors() const;
 
   /// Adds scale * d(sum of the valid labels' losses) to the gradients; returns that sum, unscaled.
   virtual double forward_backward(const Batch& batch, float scale) = 0;

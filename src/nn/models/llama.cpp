@@ -100,23 +100,30 @@ LlamaModel::LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backen
     : config_(std::move(config)),
       options_(std::move(options)),
       backend_(backend),
-      loss_(DType::f32, 1, 1),
-      d_loss_(DType::f32, 1, 1) {
+      loss_(backend, DType::f32, 1, 1),
+      d_loss_(backend, DType::f32, 1, 1) {
   check(config_, "model");
   const DType dtype = options_.dtype;
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
     throw_error<UsageError>("model: dtype: expected f32, bf16 or f16, got {}.", name_of(dtype));
   }
   for (LlamaWeight& w : llama_weights(config_)) {
-    Parameter p{
-        w, HostTensor(DType::f32, w.rows, w.cols), HostTensor(DType::f32, w.rows, w.cols), {}};
-    if (memory_type(w, dtype) != DType::f32) p.rounded = HostTensor(dtype, w.rows, w.cols);
+    const bool on_host = backend.on_host();
+    Parameter p{w, HostTensor(DType::f32, w.rows, w.cols), {}, {}, {}};
+    if (on_host) p.gradient = HostTensor(DType::f32, w.rows, w.cols);
+    const bool rounds = memory_type(w, dtype) != DType::f32;
+    if (rounds) p.rounded = HostTensor(dtype, on_host ? w.rows : 0, on_host ? w.cols : 0);
+    if (!on_host) {
+      p.device.value = BackendTensor(backend, DType::f32, w.rows, w.cols);
+      p.device.gradient = BackendTensor(backend, DType::f32, w.rows, w.cols);
+      if (rounds) p.device.rounded = BackendTensor(backend, dtype, w.rows, w.cols);
+    }
     parameters_.push_back(std::move(p));
   }
   const std::vector<float> freq =
       rope_frequencies(config_.head_dim, config_.rope_theta, config_.rope_scaling);
-  rope_freq_ = HostTensor(DType::f32, 1, config_.head_dim);
-  std::copy(freq.begin(), freq.end(), rope_freq_.as<float>().begin());
+  rope_freq_ = BackendTensor(backend_, DType::f32, 1, config_.head_dim);
+  rope_freq_.upload(freq.data());
 }
 
 LlamaModel::Parameter& LlamaModel::parameter(std::string_view name) {
@@ -127,21 +134,59 @@ LlamaModel::Parameter& LlamaModel::parameter(std::string_view name) {
                           kEmbedding, name);
 }
 
+namespace {
+
+void round_into(std::span<const float> from, DType dtype, std::span<std::uint16_t> to) {
+  const auto round = dtype == DType::bf16 ? bf16_from_f32 : f16_from_f32;
+  for (std::size_t i = 0; i < from.size(); ++i) to[i] = round(from[i]);
+}
+
+}  // namespace
+
 void LlamaModel::values_changed() {
   for (Parameter& p : parameters_) {
-    if (p.rounded.size() == 0) continue;
-    const auto from = p.value.as<const float>();
-    const auto to = p.rounded.as<std::uint16_t>();
-    const auto round = options_.dtype == DType::bf16 ? bf16_from_f32 : f16_from_f32;
-    for (std::size_t i = 0; i < from.size(); ++i) to[i] = round(from[i]);
+    const auto values = p.value.as<const float>();
+    if (p.rounded.size() > 0) {
+      round_into(values, options_.dtype, p.rounded.as<std::uint16_t>());
+    }
+    if (p.device.value) p.device.value.upload(values.data());
+    if (p.device.rounded) {
+      std::vector<std::uint16_t> rounded(values.size());
+      round_into(values, options_.dtype, rounded);
+      p.device.rounded.upload(rounded.data());
+    }
   }
 }
 
 void LlamaModel::zero_gradients() {
   for (Parameter& p : parameters_) {
+    if (p.device.gradient) {
+      p.device.gradient.fill_zero();
+      continue;
+    }
     const auto gradient = p.gradient.as<float>();
     std::fill(gradient.begin(), gradient.end(), 0.0f);
   }
+}
+
+void LlamaModel::fetch_values() {
+  for (Parameter& p : parameters_) {
+    if (p.device.value) p.device.value.download(p.value.view().data);
+  }
+}
+
+void LlamaModel::fetch_gradients() {
+  for (Parameter& p : parameters_) {
+    if (!p.device.gradient) continue;
+    p.gradient = HostTensor(DType::f32, p.weight.rows, p.weight.cols);
+    p.device.gradient.download(p.gradient.view().data);
+  }
+}
+
+TensorView LlamaModel::computed_with(const Parameter& p) {
+  if (p.device.rounded) return p.device.rounded.view();
+  if (p.device.value) return p.device.value.view();
+  return p.rounded.size() > 0 ? p.rounded.view() : p.value.view();
 }
 
 void LlamaModel::reserve(std::int64_t max_tokens) {
@@ -190,8 +235,10 @@ Session& LlamaModel::session(Use use) {
   bind("loss", loss_.view());
   bind("d_loss", d_loss_.view());
   for (Parameter& p : parameters_) {
-    bind(p.weight.name, p.rounded.size() > 0 ? p.rounded.view() : p.value.view());
-    if (use == Use::training) bind("d_" + p.weight.name, p.gradient.view());
+    bind(p.weight.name, computed_with(p));
+    if (use == Use::training) {
+      bind("d_" + p.weight.name, p.device.gradient ? p.device.gradient.view() : p.gradient.view());
+    }
   }
   return *c.session;
 }
@@ -212,32 +259,43 @@ Session& LlamaModel::prepare_run(Use use, const LlamaBatch& batch) {
         max_tokens_, tokens);
   }
   Session& s = session(use);
-  const auto bind = [&](const char* name, std::vector<std::int32_t>& own,
+  const auto bind = [&](const char* name, BackendTensor& own,
                         std::span<const std::int32_t> values) {
-    own.assign(values.begin(), values.end());
+    const auto count = static_cast<std::int64_t>(values.size());
+    // Memory that stays where it is lets a device run what it has bound.
+    if (!own || own.view().rows < count) {
+      own = BackendTensor(backend_, DType::i32, std::max(count, max_tokens_), 1);
+    }
+    backend_.upload(own.view().data, values.data(), values.size_bytes());
     if (compiled(use).plan->find_buffer(name) < 0) return;
-    s.bind(name, {own.data(), DType::i32, static_cast<std::int64_t>(own.size()), 1, 1});
+    s.bind(name, {own.view().data, DType::i32, count, 1, 1});
   };
-  bind("tokens", tokens_, batch.tokens);
-  bind("positions", positions_, batch.positions);
-  bind("cu_seqlens", cu_seqlens_, batch.cu_seqlens);
-  if (use != Use::logits) bind("labels", labels_, batch.labels);
+  bind("tokens", integers_.tokens, batch.tokens);
+  bind("positions", integers_.positions, batch.positions);
+  bind("cu_seqlens", integers_.cu_seqlens, batch.cu_seqlens);
+  if (use != Use::logits) bind("labels", integers_.labels, batch.labels);
   return s;
+}
+
+double LlamaModel::read_loss() const {
+  float loss = 0;
+  loss_.download(&loss);
+  return loss;
 }
 
 double LlamaModel::forward_backward(const LlamaBatch& batch, float scale) {
   Session& s = prepare_run(Use::training, batch);
   const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
-  d_loss_.as<float>()[0] = scale;
+  d_loss_.upload(&scale);
   s.run(Phase::forward, tokens);
   s.run(Phase::backward, tokens);
-  return loss_.get(0);
+  return read_loss();
 }
 
 double LlamaModel::evaluate(const LlamaBatch& batch) {
   Session& s = prepare_run(Use::evaluation, batch);
   s.run(Phase::forward, static_cast<std::int64_t>(batch.tokens.size()));
-  return loss_.get(0);
+  return read_loss();
 }
 
 void LlamaModel::logits(const LlamaBatch& batch, std::span<float> out) {
@@ -248,8 +306,17 @@ void LlamaModel::logits(const LlamaBatch& batch, std::span<float> out) {
                             vocab, out.size());
   }
   Session& s = prepare_run(Use::logits, batch);
-  s.bind("logits", {out.data(), DType::f32, tokens, vocab, vocab});
+  if (backend_.on_host()) {
+    s.bind("logits", {out.data(), DType::f32, tokens, vocab, vocab});
+    s.run(Phase::forward, tokens);
+    return;
+  }
+  if (!logits_ || logits_.view().rows < tokens) {
+    logits_ = BackendTensor(backend_, DType::f32, max_tokens_, vocab);
+  }
+  s.bind("logits", {logits_.view().data, DType::f32, tokens, vocab, vocab});
   s.run(Phase::forward, tokens);
+  backend_.download(out.data(), logits_.view().data, out.size_bytes());
 }
 
 }  // namespace coda

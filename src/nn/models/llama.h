@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/backend_tensor.h"
 #include "coda/graph.h"
 #include "nn/models/llama_config.h"
 #include "plan/compile.h"
@@ -59,12 +60,17 @@ class LlamaModel {
   const LlamaConfig& config() const { return config_; }
   const LlamaOptions& options() const { return options_; }
 
-  /// fp32 master values and the sums of gradients, which stay where they are.
+  /// fp32 master values and the sums of gradients, which stay where they are. On a backend with
+  /// memory of its own, `value` is what values_changed sends there and fetch_values brings back, and
+  /// `gradient` is empty until fetch_gradients.
   struct Parameter {
     LlamaWeight weight;
     HostTensor value;     ///< f32
     HostTensor gradient;  ///< f32
     HostTensor rounded;   ///< what is computed with, where that is not f32
+    struct {
+      BackendTensor value, gradient, rounded;
+    } device = {};  ///< the same in the backend's memory, where that is not the host's
   };
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -74,6 +80,12 @@ class LlamaModel {
   /// To be called after values were written and before the next run.
   void values_changed();
   void zero_gradients();
+  /// Where a backend has memory of its own: its values or gradients into the host's tensors.
+  void fetch_values();
+  void fetch_gradients();
+  /// What sessions are bound to for a weight.
+  static TensorView computed_with(const Parameter& parameter);
+  Backend& backend() const { return backend_; }
 
   /// Prepares for runs of up to max_tokens rows; the memory of each use is allocated at its first
   /// run. A run of more rows throws UsageError.
@@ -107,8 +119,12 @@ class LlamaModel {
   std::vector<Parameter> parameters_;
   std::int64_t max_tokens_ = 0;
   Compiled compiled_[3];
-  HostTensor rope_freq_, loss_, d_loss_;
-  std::vector<std::int32_t> tokens_, positions_, cu_seqlens_, labels_;  ///< bound while running
+  double read_loss() const;
+  BackendTensor rope_freq_, loss_, d_loss_;
+  struct Integers {  ///< of a batch, in the backend's memory; bound while running
+    BackendTensor tokens, positions, cu_seqlens, labels;
+  } integers_;
+  BackendTensor logits_;  ///< where the backend's memory is not the host's
 };
 
 }  // namespace coda
