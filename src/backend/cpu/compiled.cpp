@@ -19,8 +19,8 @@ using i32 = std::int32_t;
 // more. None of these changes a bit of any result.
 constexpr i64 kTileRows = 256;
 constexpr i64 kTileCols = 768;  ///< accumulator columns of a tile, over all blocks
-constexpr i64 kStripCols = 128;
-constexpr i64 kStripFloats = 2048;
+constexpr i64 kStripCols = 384;
+constexpr i64 kStripFloats = 4096;
 constexpr i64 kTilesPerThread = 4;
 constexpr i64 kEnoughTiles = 16;  ///< oneDNN, whatever the number of threads
 constexpr std::size_t kMaxBlocks = 64;

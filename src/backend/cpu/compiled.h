@@ -7,12 +7,12 @@
 #include <span>
 #include <vector>
 
-#include "ir/lower.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/onednn_gemm.h"
 #include "backend/cpu/strip.h"
 #include "backend/cpu/thread_pool.h"
 #include "backend/cpu/vectors.h"
+#include "ir/lower.h"
 
 namespace coda::cpu {
 

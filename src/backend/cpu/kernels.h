@@ -48,6 +48,8 @@ using BinaryKernel = void (*)(Strip y, Arg a, Arg b, i64 rows, i64 n);
 using PairKernel = void (*)(Strip y, Arg x, i64 rows, i64 n, i64 period);
 using LoadKernel = void (*)(Strip y, const void* x, i64 stride, i64 rows, i64 n);
 using StoreKernel = void (*)(void* y, i64 stride, Arg x, i64 rows, i64 n);
+/// Makes a tile out of up to three, stores it, and leaves it in `keep` as well if that has data.
+using ChainKernel = void (*)(void* y, i64 stride, Strip keep, Arg a, Arg b, Arg c, i64 rows, i64 n);
 /// Reduces each granule of kColumnGranule columns of each row: y[granule * stride + row].
 using ReduceKernel = void (*)(float* y, i64 stride, Arg x, i64 rows, i64 n);
 
@@ -55,6 +57,26 @@ inline constexpr std::size_t kOpCount = static_cast<std::size_t>(Op::proj) + 1;
 inline constexpr std::size_t kDTypeCount = 6;
 inline constexpr std::size_t index_of(Op op) { return static_cast<std::size_t>(op); }
 inline constexpr std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
+
+/// Ops in a row whose result is stored, made in one pass. Only b of the first three may be uniform.
+enum class Chain : std::uint8_t {
+  add,              ///< a + b
+  sub,              ///< a - b
+  mul,              ///< a * b
+  mul_sigmoid,      ///< a * sigmoid(b)
+  mul_mul_sigmoid,  ///< a * sigmoid(b) * c
+};
+inline constexpr std::size_t kChainCount = 5;
+
+/// gate = a * scale, up = b * scale and gate * sigmoid(gate) * up, all three stored. With
+/// interleaved pairs a holds both factors, and gate_out takes both.
+struct GatedProduct {
+  Arg a, b, scale;  ///< scale is uniform, the others are not
+  bool interleaved = false;
+  void *gate_out = nullptr, *up_out = nullptr, *y = nullptr;
+  i64 gate_stride = 0, up_stride = 0, stride = 0;
+};
+using GatedKernel = void (*)(const GatedProduct& product, i64 rows, i64 n);
 
 struct Kernels {
   std::array<UnaryKernel, kOpCount> unary{};     ///< neg exp log tanh sigmoid rsqrt erf
@@ -70,6 +92,11 @@ struct Kernels {
   std::array<StoreKernel, kDTypeCount> store{};
   StoreKernel accumulate = nullptr;                      ///< f32: y += x
   std::array<StoreKernel, kDTypeCount> store_rounded{};  ///< of values that have been rounded: bf16
+
+  // Chains of ops that end in memory of type f32 or bf16; what is kept or read again has been
+  // rounded to it. Bits are those of the ops one by one.
+  std::array<std::array<ChainKernel, kChainCount>, kDTypeCount> chain{};
+  std::array<GatedKernel, kDTypeCount> gated{};
 
   // Interleaved pairs; n counts pairs, `period` is unused.
   PairKernel first_interleaved = nullptr, second_interleaved = nullptr;
@@ -99,6 +126,7 @@ struct Kernels {
 const Kernels& kernels();
 
 // What kernels() is made of; one source file each.
+void add_chain_kernels(Kernels& table);
 void add_elementwise_kernels(Kernels& table);
 void add_memory_kernels(Kernels& table);
 void add_pair_kernels(Kernels& table);

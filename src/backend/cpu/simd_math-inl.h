@@ -75,16 +75,44 @@ HWY_INLINE VF exp(VF x) {
   return scale_by_power(y, hn::Sub(hn::BitCast(di, shifted), hn::Set(di, 0x4b400000)));
 }
 
-/// 1 / (1 + e^-x), 3 ulp where the result is a normal number; below that 0.
-HWY_INLINE VF sigmoid(VF x) {
-  // Within the bounds 2^k is a normal number: k moves into the exponent field of 1.
+/// 1 / (1 + e^-x) of some vectors at once, 3 ulp where the result is a normal number; 0 far below.
+/// Step by step for all of them: one chain of steps is long, and out-of-order execution does not
+/// reach far enough to overlap several.
+template <int n>
+HWY_INLINE void sigmoid(VF (&x)[n]) {
+  static constexpr float kTerms[] = {0x1p-1f, 0x1.555488p-3f, 0x1.555456p-5f, 0x1.1240b6p-7f,
+                                     0x1.6dbb5ap-10f};
   const I32 di;
-  VF shifted;
-  const VF y = exp_parts(clamp(hn::Neg(x), -87.0f, 88.0f), shifted);
-  const auto field = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const VF power = hn::BitCast(F32(), hn::Add(field, hn::Set(di, 0x3f800000)));
-  const VF s = hn::Div(constant(1.0f), hn::MulAdd(y, power, constant(1.0f)));
-  return hn::IfThenZeroElse(hn::Lt(x, constant(-88.0f)), s);
+  const VF one = constant(1.0f);
+  VF shifted[n], r[n], square[n], y[n];
+  // e^-x = y 2^k as in exp_parts. At the lower bound 2^k is infinite, elsewhere a normal number: k
+  // moves into the exponent field of 1.
+  for (int i = 0; i < n; ++i) x[i] = clamp(x[i], -88.5f, 87.0f);
+  for (int i = 0; i < n; ++i)
+    shifted[i] = hn::NegMulAdd(x[i], constant(1.44269504f), constant(kRounder));
+  for (int i = 0; i < n; ++i) y[i] = hn::Sub(shifted[i], constant(kRounder));
+  for (int i = 0; i < n; ++i) r[i] = hn::NegMulSub(y[i], constant(0x1.62e4p-1f), x[i]);
+  for (int i = 0; i < n; ++i) r[i] = hn::NegMulAdd(y[i], constant(0x1.7f7d1cp-20f), r[i]);
+  for (int i = 0; i < n; ++i) square[i] = hn::Mul(r[i], r[i]);
+  for (int i = 0; i < n; ++i) y[i] = hn::MulAdd(r[i], constant(kTerms[3]), constant(kTerms[2]));
+  for (int i = 0; i < n; ++i) y[i] = hn::MulAdd(square[i], constant(kTerms[4]), y[i]);
+  for (int i = 0; i < n; ++i) {
+    const VF low = hn::MulAdd(r[i], constant(kTerms[1]), constant(kTerms[0]));
+    y[i] = hn::MulAdd(square[i], y[i], low);
+  }
+  for (int i = 0; i < n; ++i) y[i] = hn::Add(one, hn::MulAdd(square[i], y[i], r[i]));
+  for (int i = 0; i < n; ++i) {
+    const auto field = hn::ShiftLeft<23>(hn::BitCast(di, shifted[i]));
+    const VF power = hn::BitCast(F32(), hn::Add(field, hn::Set(di, 0x3f800000)));
+    y[i] = hn::MulAdd(y[i], power, one);
+  }
+  for (int i = 0; i < n; ++i) x[i] = hn::Div(one, y[i]);
+}
+
+HWY_INLINE VF sigmoid(VF x) {
+  VF one[1] = {x};
+  sigmoid(one);
+  return one[0];
 }
 
 /// 3 ulp.
@@ -161,6 +189,16 @@ HWY_INLINE VF round_to_bf16(VF x) {
   const auto nan = hn::RebindMask(du, hn::IsNaN(x));
   const auto kept = hn::IfThenElse(nan, quiet, rounded);
   return hn::BitCast(F32(), hn::And(kept, hn::Set(du, 0xffff0000u)));
+}
+
+/// The same for results of arithmetic, whose NaNs are quiet, with the low 16 bits left as they
+/// come.
+HWY_INLINE hn::Vec<U32> bf16_bits_of_result(VF x) {
+  const U32 du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto nan = hn::RebindMask(du, hn::IsNaN(x));
+  return hn::Add(bits, hn::IfThenZeroElse(nan, hn::Add(odd, hn::Set(du, 0x7fffu))));
 }
 
 /// The 16 bits of an IEEE half in the low part of each lane, as f16_from_f32.

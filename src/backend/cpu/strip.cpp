@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/cpu/chains.h"
 #include "base/check.h"
 
 namespace coda::cpu {
@@ -37,13 +38,19 @@ class Emitter {
   std::vector<Instruction> emit(const LoweredSection& section, std::span<const Sink> sinks) {
     for (const Sink& sink : sinks) need(sink.node);
     for (const Sink& sink : sinks) ++uses_[at(sink.node)];
+    const Chains chains(program_, lowered_, sinks, uses_);
+    for (const i32 node : section.nodes) fused_[at(node)] = chains.absorbs(node);
     for (const i32 node : section.nodes)
       if (needed_[at(node)]) fuse(node);
     for (const i32 node : section.nodes) {
-      if (!needed_[at(node)]) continue;
-      if (!fused_[at(node)]) emit_node(node);
+      if (!needed_[at(node)] || chains.absorbs(node)) continue;
+      const StoredChain* chain = chains.ending_in(node);
+      if (chain)
+        emit_chain(node, *chain);
+      else if (!fused_[at(node)])
+        emit_node(node);
       for (const Sink& sink : sinks)
-        if (sink.node == node) emit_sink(sink);
+        if (sink.node == node && !(chain && chain->sink == &sink)) emit_sink(sink);
     }
     return std::move(code_);
   }
@@ -69,9 +76,6 @@ class Emitter {
   void fuse(i32 index) {
     const Node& n = node(index);
     const Kernels& k = kernels();
-    const auto only_use = [&](const Ref& arg, Op op) {
-      return arg.kind == Ref::Kind::tile && node(arg.index).op == op && uses_[at(arg.index)] == 1;
-    };
     if (n.op == Op::mul) {
       for (const Ref& arg : n.args) {
         if (!only_use(arg, Op::sigmoid)) continue;
@@ -87,6 +91,10 @@ class Emitter {
                                       : k.rounded[index_of(n.attrs.dtype)][index_of(x.op)];
       if (kernel && only_use(n.args[0], x.op)) fused_[at(n.args[0].index)] = true;
     }
+  }
+
+  bool only_use(const Ref& arg, Op op) const {
+    return arg.kind == Ref::Kind::tile && node(arg.index).op == op && uses_[at(arg.index)] == 1;
   }
 
   bool is_fused(const Ref& ref) const {
@@ -164,6 +172,39 @@ class Emitter {
     place.index = take_slot();
     if (!may_overwrite(n.op)) release_args(n);
     made.y = place;
+    code_.push_back(std::move(made));
+  }
+
+  /// What a chain makes goes to memory at once, and to a slot if others read it.
+  void emit_chain(i32 index, const StoredChain& chain) {
+    Place& place = places_[at(index)];
+    place.scale = lowered_.scale[at(index)];
+    place.width = node(index).width;
+    Instruction made;
+    made.op = Op::store_tile;
+    made.chain = chain.kernel;
+    made.operand = chain.sink->operand;
+    made.col = chain.sink->col;
+    made.a = place_of(chain.a);
+    made.b = place_of(chain.b);
+    if (chain.c.index >= 0) made.more.push_back(place_of(chain.c));
+    if (chain.gated) {
+      made.gated = chain.gated;
+      made.attrs.layout = chain.interleaved ? PairLayout::interleaved : PairLayout::halves;
+      made.more.push_back(place_of(chain.scale));
+      made.factors[0] = {chain.gate->operand, chain.gate->col};
+      made.factors[1] = {chain.up->operand, chain.up->col};
+      release(chain.a.index);
+      if (!chain.interleaved) release(chain.b.index);
+    } else {
+      release_args(node(index));
+    }
+    made.y = place;
+    if (--uses_[at(index)] > 0) {
+      place.in = Place::In::slot;
+      place.index = take_slot();
+      made.y = place;
+    }
     code_.push_back(std::move(made));
   }
 
@@ -339,7 +380,9 @@ class Executor {
   i64 row_start() const { return row_start_; }
 
  public:
-  void at(const Instruction& i) { row_start_ = i.y.in == Place::In::none ? 0 : first(i.y); }
+  void at(const Instruction& i) {
+    row_start_ = i.y.in == Place::In::none && !i.chain ? 0 : first(i.y);
+  }
 
  private:
   void copy(Strip y, Arg x, i64 n) const {
@@ -349,8 +392,30 @@ class Executor {
 
   // --- instructions ---
   void store(const Instruction& i) const {
+    if (i.gated) return make_gated(i);
     const TensorView& view = m_.operand(i.operand);
+    if (i.chain) {
+      const Strip keep = i.y.in == Place::In::slot ? strip(i.y) : Strip{};
+      const Arg c = i.more.empty() ? Arg{} : arg(i.more[0]);
+      return i.chain(address(view, s_.row, first(i.y) + i.col), view.stride, keep, arg(i.a),
+                     arg(i.b), c, s_.rows, cols(i.y));
+    }
     i.store(address(view, s_.row, first(i.a) + i.col), view.stride, arg(i.a), s_.rows, cols(i.a));
+  }
+
+  void make_gated(const Instruction& i) const {
+    const TensorView& view = m_.operand(i.operand);
+    const TensorView& gate = m_.operand(i.factors[0].operand);
+    const TensorView& up = m_.operand(i.factors[1].operand);
+    GatedProduct product{arg(i.a), arg(i.b), arg(i.more[0])};
+    product.interleaved = i.attrs.layout == PairLayout::interleaved;
+    product.gate_out = address(gate, s_.row, first(i.a) + i.factors[0].col);
+    product.up_out = address(up, s_.row, first(i.b) + i.factors[1].col);
+    product.y = address(view, s_.row, first(i.y) + i.col);
+    product.gate_stride = gate.stride;
+    product.up_stride = up.stride;
+    product.stride = view.stride;
+    i.gated(product, s_.rows, cols(i.y));
   }
 
   void split(const Instruction& i, i64 n) const {

@@ -41,10 +41,16 @@ struct Instruction {
   Op op = Op::acc;
   Attrs attrs;
   Place y, a, b;
-  std::vector<Place> more;  ///< cat_cols: all arguments
+  std::vector<Place> more;  ///< cat_cols: all arguments; chains: c, or the scale
   UnaryKernel unary = nullptr;
   BinaryKernel binary = nullptr;
   StoreKernel store = nullptr;
+  ChainKernel chain = nullptr;  ///< makes y and stores it
+  GatedKernel gated = nullptr;
+  struct {
+    std::int32_t operand = -1;
+    std::int64_t col = 0;
+  } factors[2];  ///< gated: where gate and up go
   std::int32_t operand = -1;
   std::int64_t col = 0, row = 0;  ///< in the operand, the classes or the reduced value
   std::int32_t value = -1;        ///< reductions: of the program
