@@ -7,7 +7,8 @@
 coda_packages() {
   case "$1" in
     build) echo g++ cmake ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli11-dev \
-                libsentencepiece-dev libsqlite3-dev libdnnl-dev libhwy-dev ;;
+                libsentencepiece-dev libpcre2-dev libutf8proc-dev libsqlite3-dev libdnnl-dev \
+                libhwy-dev ;;
     tests) echo ccache libgtest-dev libgmock-dev libbenchmark-dev ;;
     demo) echo bible-kjv ;;
     clang) echo clang ;;

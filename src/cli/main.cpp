@@ -19,8 +19,9 @@ int run(int argc, char** argv) {
       "Example:\n"
       "  coda train --data book.txt --out run && coda generate --model run --prompt \"The \"\n"
       "`coda COMMAND --help` explains a command.");
-  const Command commands[] = {add_train(app),   add_eval(app),  add_generate(app), add_verify(app),
-                              add_explain(app), add_check(app), add_bench(app),    add_info(app)};
+  const Command commands[] = {add_train(app),    add_eval(app),   add_generate(app),
+                              add_tokenize(app), add_verify(app), add_explain(app),
+                              add_check(app),    add_bench(app),  add_info(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,206 +1,107 @@
 #include "train/tokenizer.h"
 
-#include <sentencepiece_processor.h>
-#include <sentencepiece_trainer.h>
-
 #include <algorithm>
-#include <map>
+#include <array>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <unordered_map>
 
 #include "base/check.h"
 #include "train/file.h"
-#include "train/tokenizer_json.h"
+#include "train/random.h"
+#include "train/tokenizer_export.h"
+#include "train/tokenizer_model.h"
 
 namespace coda {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr std::int32_t kByteBos = 256;
 constexpr std::int32_t kByteEos = 257;
-constexpr std::int64_t kLeastPieces = 320;
-constexpr std::int64_t kMostPieces = 1'000'000;
-constexpr std::size_t kTrainingBytes = std::size_t{64} << 20;
-constexpr std::string_view kSpaceMark = "\u2581";
 
-/// Bytes of the character that this byte leads, 0 if none can begin with it.
-std::size_t sequence_length(unsigned char lead) {
-  if (lead < 0x80) return 1;
-  if (lead >= 0xc2 && lead < 0xe0) return 2;
-  if (lead >= 0xe0 && lead < 0xf0) return 3;
-  if (lead >= 0xf0 && lead < 0xf5) return 4;
-  return 0;
-}
-
-/// Calls visit(character) for each character of each text; beyond kTrainingBytes of text, for
-/// those of every k-th stretch of 4096 characters.
-template <class Visit>
-void for_each_character(std::span<const std::string> texts, Visit visit) {
-  constexpr std::size_t kStretch = 4096;
-  std::size_t total = 0, seen = 0;
-  for (const std::string& text : texts) total += text.size();
-  const std::size_t every = total / kTrainingBytes + 1;
-  for (const std::string& text : texts) {
-    for (std::size_t at = 0; at < text.size(); ++seen) {
-      const std::size_t length =
-          std::max<std::size_t>(1, sequence_length(static_cast<unsigned char>(text[at])));
-      if (seen / kStretch % every == 0) visit(std::string_view(text).substr(at, length));
-      at += length;
-    }
-  }
-}
-
-/// The most frequent characters, at most `most`; equal counts by code point. Line breaks and tabs
-/// are never among them: they stay bytes, so that no piece spans two lines.
-std::set<std::string, std::less<>> frequent_characters(std::span<const std::string> texts,
-                                                       std::size_t most) {
-  std::map<std::string, std::int64_t, std::less<>> counts;
-  for_each_character(texts, [&](std::string_view character) {
-    const auto it = counts.find(character);
-    if (it != counts.end()) {
-      ++it->second;
-    } else if (character != "\n" && character != "\r" && character != "\t") {
-      counts.emplace(character, 1);
-    }
-  });
-  std::vector<std::pair<std::int64_t, std::string>> order;
-  for (const auto& [character, count] : counts) order.emplace_back(-count, character);
-  std::sort(order.begin(), order.end());
-  std::set<std::string, std::less<>> kept;
-  for (std::size_t i = 0; i < std::min(most, order.size()); ++i) kept.insert(order[i].second);
-  return kept;
-}
-
-/// What pieces are learnt from: lines, cut also at the characters that are left to the bytes.
-class Lines : public sentencepiece::SentenceIterator {
+class Bytes : public TokenizerModel {
  public:
-  Lines(std::span<const std::string> texts, std::int64_t vocab_size) {
-    const auto kept = frequent_characters(texts, static_cast<std::size_t>(vocab_size - 259) / 2);
-    std::string line;
-    const auto finish = [&] {
-      if (!line.empty()) lines_.push_back(std::move(line));
-      line.clear();
-    };
-    for_each_character(texts, [&](std::string_view character) {
-      kept.contains(character) ? void(line += character) : finish();
-    });
-    finish();
+  void encode(std::string_view text, bool, std::vector<std::int32_t>& ids) const override {
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   }
-
-  bool done() const override { return next_ >= lines_.size(); }
-  void Next() override { ++next_; }
-  const std::string& value() const override { return lines_[next_]; }
-  sentencepiece::util::Status status() const override { return {}; }
-
- private:
-  std::vector<std::string> lines_;
-  std::size_t next_ = 0;
+  void decode(std::int32_t id, std::string& text) const override {
+    if (id < kByteBos) text.push_back(static_cast<char>(id));
+  }
+  std::int64_t vocab_size() const override { return kByteEos + 1; }
+  std::int32_t bos() const override { return kByteBos; }
+  std::int32_t eos() const override { return kByteEos; }
+  bool is_bytes() const override { return true; }
+  std::vector<TokenizerFile> files() const override {
+    return {{"tokenizer.json", byte_tokenizer_json()},
+            {"tokenizer_config.json", byte_tokenizer_config()}};
+  }
 };
+
+bool is_byte_tokenizer(const fs::path& folder) {
+  const fs::path path = folder / "tokenizer_config.json";
+  std::error_code unused;
+  if (!fs::exists(path, unused)) return false;
+  const auto config = nlohmann::json::parse(read_file(path), nullptr, false);
+  return config.is_object() && config.value("coda_tokenizer", nlohmann::json()) == "bytes";
+}
+
+/// Places where tokenisers rarely join what stands on both sides, best first.
+enum class CutKind { line_end, space, character };
+
+bool is_cut(std::string_view text, std::size_t at, CutKind kind) {
+  const auto space = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  switch (kind) {
+    case CutKind::line_end:
+      return (text[at] == '\n') != (text[at - 1] == '\n');
+    case CutKind::space:
+      return space(text[at]) != space(text[at - 1]);
+    case CutKind::character:
+      return (static_cast<unsigned char>(text[at]) & 0xc0) != 0x80;
+  }
+  return false;
+}
+
+/// Offset of the first character that begins at `at` or later.
+std::size_t character_from(std::string_view text, std::size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+  return at;
+}
 
 }  // namespace
 
-Tokenizer::Tokenizer(std::unique_ptr<sentencepiece::SentencePieceProcessor> processor)
-    : processor_(std::move(processor)) {}
+Tokenizer::Tokenizer(std::unique_ptr<TokenizerModel> model) : model_(std::move(model)) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-Tokenizer Tokenizer::bytes() { return Tokenizer(nullptr); }
+Tokenizer Tokenizer::bytes() { return Tokenizer(std::make_unique<Bytes>()); }
 
 Tokenizer Tokenizer::train(std::span<const std::string> texts, std::int64_t vocab_size) {
-  if (vocab_size < kLeastPieces || vocab_size > kMostPieces) {
-    throw_error<UsageError>(
-        "--vocab: expected {} to {} pieces (256 of them are bytes), got {}. For a smaller "
-        "vocabulary use --tokenizer bytes.",
-        kLeastPieces, kMostPieces, vocab_size);
-  }
-  Lines lines(texts, vocab_size);
-  std::string model;
-  const auto trained = sentencepiece::SentencePieceTrainer::Train(
-      std::unordered_map<std::string, std::string>{
-          {"model_type", "bpe"},
-          {"vocab_size", fmt::format("{}", vocab_size)},
-          {"hard_vocab_limit", "false"},  // a small text gives fewer pieces
-          {"character_coverage", "1"},    // rare ones are cut out of the lines already
-          {"byte_fallback", "true"},
-          {"split_digits", "true"},
-          {"allow_whitespace_only_pieces", "true"},
-          {"normalization_rule_name", "identity"},
-          {"remove_extra_whitespaces", "false"},
-          {"add_dummy_prefix", "false"},
-          {"max_sentence_length", "1073741824"},
-          {"num_threads", "1"},
-          {"minloglevel", "3"},
-      },
-      &lines, &model);
-  auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
-  if (!trained.ok() || !processor->LoadFromSerializedProto(model).ok()) {
-    throw_error<UsageError>(
-        "tokenizer: SentencePiece found no {} pieces in the text: {}. Give more text, another "
-        "--vocab, or --tokenizer bytes.",
-        vocab_size, trained.ToString());
-  }
-  return Tokenizer(std::move(processor));
+  return Tokenizer(train_pieces(texts, vocab_size));
 }
 
-Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
-  const std::filesystem::path model = folder / "tokenizer.model";
-  if (std::filesystem::exists(model)) {
-    auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
-    const auto status = processor->LoadFromSerializedProto(MappedFile(model).text());
-    if (!status.ok() || processor->GetPieceSize() < 1) {
-      throw_error<UsageError>("{}: expected a SentencePiece model, got: {}.", model.string(),
-                              status.ToString());
-    }
-    return Tokenizer(std::move(processor));
-  }
-  const std::filesystem::path config = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) {
-    const auto json = nlohmann::json::parse(read_file(config), nullptr, false);
-    if (json.is_object() && json.value("coda_tokenizer", nlohmann::json()) == "bytes") {
-      return bytes();
-    }
-  }
+Tokenizer Tokenizer::load(const fs::path& folder) {
+  std::error_code unused;
+  if (fs::exists(folder / "tokenizer.model", unused)) return Tokenizer(load_pieces(folder));
+  if (is_byte_tokenizer(folder)) return bytes();
+  if (fs::exists(folder / "tokenizer.json", unused)) return Tokenizer(load_tokenizer_json(folder));
   throw_error<UsageError>(
-      "{}: expected tokenizer.model (SentencePiece) or coda's byte tokenizer, got neither. Give a "
-      "folder that `coda train` wrote, or one with a SentencePiece model.",
+      "{}: expected tokenizer.model (SentencePiece), tokenizer.json (byte-pair encoding) or coda's "
+      "byte tokenizer, got none. Give a folder that `coda train` wrote or one of Hugging Face.",
       folder.string());
 }
 
-void Tokenizer::save(const std::filesystem::path& folder) const {
-  std::string config, tokenizer;
-  if (is_bytes()) {
-    config = byte_tokenizer_config();
-    tokenizer = byte_tokenizer_json();
-  } else {
-    std::vector<Piece> pieces;
-    for (int id = 0; id < processor_->GetPieceSize(); ++id) {
-      pieces.push_back({processor_->IdToPiece(id), processor_->IsControl(id),
-                        processor_->IsUnknown(id), processor_->IsByte(id)});
-    }
-    config = piece_tokenizer_config();
-    tokenizer = piece_tokenizer_json(pieces);
-    replace_file(folder / "tokenizer.model", processor_->serialized_model_proto());
-  }
-  replace_file(folder / "tokenizer.json", tokenizer);
-  replace_file(folder / "tokenizer_config.json", config);
+void Tokenizer::save(const fs::path& folder) const {
+  for (const auto& [name, content] : model_->files()) replace_file(folder / name, content);
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool continues) const {
   std::vector<std::int32_t> ids;
-  if (is_bytes()) {
-    ids.reserve(text.size());
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
-  }
-  // Line by line: no piece spans a line break, so the ids are those of the whole text.
-  std::vector<int> line_ids;
-  while (!text.empty()) {
-    const std::size_t line = std::min(text.find('\n'), text.size() - 1) + 1;
-    const auto status = processor_->Encode(text.substr(0, line), &line_ids);
-    if (!status.ok()) throw_error<BackendError>("tokenizer: SentencePiece: {}", status.ToString());
-    ids.insert(ids.end(), line_ids.begin(), line_ids.end());
-    text.remove_prefix(line);
+  if (find_invalid_utf8(text) != text.size()) {
+    std::string valid;
+    append_valid_utf8(text, valid);
+    model_->encode(valid, continues, ids);
+  } else {
+    model_->encode(text, continues, ids);
   }
   return ids;
 }
@@ -208,70 +109,61 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   for (const std::int32_t id : ids) {
-    if (id < 0 || id >= vocab_size()) continue;
-    if (is_bytes()) {
-      if (id < kByteBos) text.push_back(static_cast<char>(id));
-      continue;
-    }
-    if (processor_->IsControl(id) || processor_->IsUnknown(id)) continue;
-    const std::string& piece = processor_->IdToPiece(id);
-    if (processor_->IsByte(id)) {  // "<0x0A>"
-      text.push_back(static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16)));
-      continue;
-    }
-    for (std::size_t at = 0; at < piece.size();) {
-      const bool space = piece.compare(at, kSpaceMark.size(), kSpaceMark) == 0;
-      text.push_back(space ? ' ' : piece[at]);
-      at += space ? kSpaceMark.size() : 1;
-    }
+    if (id >= 0 && id < vocab_size()) model_->decode(id, text);
   }
   return text;
 }
 
-std::int64_t Tokenizer::vocab_size() const {
-  return is_bytes() ? kByteEos + 1 : processor_->GetPieceSize();
-}
-
-std::int32_t Tokenizer::bos() const { return is_bytes() ? kByteBos : processor_->bos_id(); }
-std::int32_t Tokenizer::eos() const { return is_bytes() ? kByteEos : processor_->eos_id(); }
-
-namespace {
-
-/// Unicode 15, table 3-7: the second byte's range depends on the first (no overlong forms, no
-/// surrogates, nothing beyond U+10FFFF).
-bool is_continuation(unsigned char lead, std::size_t position, unsigned char byte) {
-  if (position == 1) {
-    if (lead == 0xe0) return byte >= 0xa0 && byte < 0xc0;
-    if (lead == 0xed) return byte >= 0x80 && byte < 0xa0;
-    if (lead == 0xf0) return byte >= 0x90 && byte < 0xc0;
-    if (lead == 0xf4) return byte >= 0x80 && byte < 0x90;
-  }
-  return byte >= 0x80 && byte < 0xc0;
-}
-
-}  // namespace
-
-std::size_t complete_utf8(std::string_view text) {
-  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte >= 0x80 && byte < 0xc0) continue;
-    return sequence_length(byte) > back ? text.size() - back : text.size();
-  }
-  return text.size();
-}
-
-std::size_t find_invalid_utf8(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const std::size_t length = sequence_length(lead);
-    if (length == 0 || at + length > text.size()) return at;
-    for (std::size_t i = 1; i < length; ++i) {
-      if (!is_continuation(lead, i, static_cast<unsigned char>(text[at + i]))) return at;
+std::size_t Tokenizer::find_cut(std::string_view text) const {
+  constexpr std::size_t kAround = 4096;
+  constexpr int kAttempts = 16;
+  if (text.size() <= 2 * kAround) return 0;
+  for (const CutKind kind : {CutKind::line_end, CutKind::space, CutKind::character}) {
+    int attempts = 0;
+    for (std::size_t at = text.size() - kAround; at > kAround && attempts < kAttempts; --at) {
+      if (!is_cut(text, at, kind)) continue;
+      if (model_->is_bytes()) return at;
+      ++attempts;
+      const std::size_t begin = character_from(text, at - kAround);
+      const std::size_t end = character_from(text, at + kAround);
+      std::vector<std::int32_t> whole, parts;
+      model_->encode(text.substr(begin, end - begin), true, whole);
+      model_->encode(text.substr(begin, at - begin), true, parts);
+      model_->encode(text.substr(at, end - at), true, parts);
+      if (whole == parts) return at;
     }
-    at += length;
   }
-  return at;
+  return 0;
+}
+
+std::int64_t Tokenizer::vocab_size() const { return model_->vocab_size(); }
+std::int32_t Tokenizer::bos() const { return model_->bos(); }
+std::int32_t Tokenizer::eos() const { return model_->eos(); }
+bool Tokenizer::is_bytes() const { return model_->is_bytes(); }
+
+std::uint64_t Tokenizer::fingerprint() const {
+  std::string all;
+  for (const auto& [name, content] : model_->files()) {
+    all += fmt::format("{} {:016x} {}\n", name, stream_of(content), content.size());
+  }
+  return stream_of(all);
+}
+
+std::vector<TokenizerFile> tokenizer_files(const fs::path& folder) {
+  constexpr std::array kNames = {"tokenizer.model",
+                                 "tokenizer.json",
+                                 "tokenizer_config.json",
+                                 "special_tokens_map.json",
+                                 "added_tokens.json",
+                                 "vocab.json",
+                                 "merges.txt",
+                                 "chat_template.jinja"};
+  std::vector<TokenizerFile> files;
+  for (const char* name : kNames) {
+    std::error_code unused;
+    if (fs::exists(folder / name, unused)) files.emplace_back(name, read_file(folder / name));
+  }
+  return files;
 }
 
 }  // namespace coda
