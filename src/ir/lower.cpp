@@ -45,6 +45,7 @@ class Lowering {
     for (std::size_t known = ~std::size_t{0}; known != count_cuts();) {
       known = count_cuts();
       out_.nodes.clear();
+      out_.value_of.clear();
       pieces_.assign(program_.values.size(), {});
       done_.assign(program_.values.size(), false);
       sinks_.clear();
@@ -60,6 +61,7 @@ class Lowering {
     const auto found = std::find(out_.nodes.begin(), out_.nodes.end(), node);
     if (found != out_.nodes.end()) return static_cast<i32>(found - out_.nodes.begin());
     out_.nodes.push_back(std::move(node));
+    out_.value_of.push_back(-1);
     return static_cast<i32>(out_.nodes.size() - 1);
   }
 
@@ -156,6 +158,10 @@ class Lowering {
     if (!done_[i]) {
       pieces_[i] = expand(index);
       done_[i] = true;
+      for (const Piece& piece : pieces_[i]) {
+        i32& first = out_.value_of[static_cast<std::size_t>(piece.node)];
+        if (first < 0) first = index;
+      }
     }
     return pieces_[i];
   }

@@ -60,7 +60,8 @@ struct LoweredSection {
 
 struct Lowered {
   std::vector<Node> nodes;
-  std::vector<std::int64_t> scale;  ///< per node
+  std::vector<std::int64_t> scale;     ///< per node
+  std::vector<std::int32_t> value_of;  ///< per node: the first value it is (part of), or -1
   std::vector<LoweredSection> sections;
   bool whole = false;
 };

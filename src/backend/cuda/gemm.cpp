@@ -194,6 +194,10 @@ unsigned* GemmWorkspace::claims() const { return reinterpret_cast<unsigned*>(cou
 unsigned* GemmWorkspace::flags() const { return claims() + kMaxGroups + 2; }
 float* GemmWorkspace::partials() const { return reinterpret_cast<float*>(partials_.pointer()); }
 
+coda_device::TensorMap encode_operand(const MatrixBlock& block, DType dtype, int box_rows) {
+  return encode(block, dtype, box_rows);
+}
+
 // ---- Gemm
 
 bool Gemm::fits_tma(const GemmShape& shape, const GemmOperands& operands) {
@@ -239,6 +243,34 @@ Gemm::Gemm(const GemmShape& shape, const GemmOperands& operands, const GemmWorks
   prepare_mainloop(shape, operands, workspace);
 }
 
+void deal_tiles(coda_device::Schedule& s, const GemmConfig& c, int max_workers,
+                const GemmWorkspace& workspace) {
+  const std::int64_t tiles = static_cast<std::int64_t>(s.tiles_m) * s.tiles_n;
+  internal_check(tiles < (1ll << 31), "gemm: {} tiles", tiles);
+  const TileSplit split = split_tiles(tiles, s.k_blocks, max_workers, c.split_tail);
+  s.workers = split.workers;
+  s.whole_tiles = static_cast<int>(split.whole_tiles);
+  s.split_tiles = static_cast<int>(split.split_tiles);
+  s.split_workers = split.split_workers;
+  // About 2048 columns of B stay in L2 while the rows of A pass by; whole teams.
+  constexpr int kTeam = coda_device::kTeam;
+  constexpr int kGroupColumns = 2048;
+  s.group = std::max<int>(1, kGroupColumns / (c.tile_n * c.cluster_n) / kTeam) * kTeam;
+  // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
+  s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
+  s.claims = workspace.claims();
+  s.flags = workspace.flags();
+  s.partials = workspace.partials();
+
+  s.team_workers = s.workers;
+  s.team_tiles = s.whole_tiles;
+  // Teams need every cluster of the chip, since a claim may name any: worth it if most have work.
+  if (4 * s.workers >= 3 * max_workers && max_workers >= coda_device::kTeam) {
+    s.workers = max_workers;
+    place_teams(s, c.cluster());
+  }
+}
+
 void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands,
                             const GemmWorkspace& workspace) {
   const GemmConfig& c = *config_;
@@ -280,31 +312,9 @@ void Gemm::prepare_mainloop(const GemmShape& shape, const GemmOperands& operands
   s.tiles_m = s.axis_m.first[variant.blocks_m];
   s.tiles_n = s.axis_n.first[variant.blocks_n];
   s.k_blocks = static_cast<int>(ceil_div(shape.k, kTileK));
-  const int max_workers = kernel_.max_active_clusters(kThreads, c.cluster());
   const std::int64_t tiles = static_cast<std::int64_t>(s.tiles_m) * s.tiles_n;
   expect(tiles < (1ll << 31), shape, fmt::format("expected fewer than 2^31 tiles, got {}", tiles));
-  const TileSplit split = split_tiles(tiles, s.k_blocks, max_workers, c.split_tail);
-  s.workers = split.workers;
-  s.whole_tiles = static_cast<int>(split.whole_tiles);
-  s.split_tiles = static_cast<int>(split.split_tiles);
-  s.split_workers = split.split_workers;
-  // About 2048 columns of B stay in L2 while the rows of A pass by; whole teams.
-  constexpr int kTeam = coda_device::kTeam;
-  constexpr int kGroupColumns = 2048;
-  s.group = std::max<int>(1, kGroupColumns / cluster_columns / kTeam) * kTeam;
-  // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
-  s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
-  s.claims = workspace.claims();
-  s.flags = workspace.flags();
-  s.partials = workspace.partials();
-
-  s.team_workers = s.workers;
-  s.team_tiles = s.whole_tiles;
-  // Teams need every cluster of the chip, since a claim may name any: worth it if most have work.
-  if (4 * s.workers >= 3 * max_workers && max_workers >= coda_device::kTeam) {
-    s.workers = max_workers;
-    place_teams(s, c.cluster());
-  }
+  deal_tiles(s, c, kernel_.max_active_clusters(kThreads, c.cluster()), workspace);
   grid_ = static_cast<unsigned>(s.workers * c.cluster());
 }
 

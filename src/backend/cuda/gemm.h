@@ -41,6 +41,14 @@ class GemmWorkspace {
   DeviceBuffer partials_;
 };
 
+/// For kernels with generated epilogues (program_gemm.h).
+/// A tensor map of boxes of 128 bytes by box_rows with 128-byte swizzle.
+coda_device::TensorMap encode_operand(const MatrixBlock& block, DType dtype, int box_rows);
+/// Fills what says how workers share the tiles, from tiles_m, tiles_n and k_blocks. Launch
+/// schedule.workers clusters.
+void deal_tiles(coda_device::Schedule& schedule, const GemmConfig& config, int max_workers,
+                const GemmWorkspace& workspace);
+
 /// A GEMM ready to launch, any number of times, also inside a graph. Holds no memory of its own;
 /// the operands and the workspace must outlive it.
 class Gemm {

@@ -63,7 +63,7 @@ std::string wgmma_function(int n, DType operand, Major a, Major b) {
       registers + 1, a == Major::mn ? 1 : 0, b == Major::mn ? 1 : 0, operands);
 }
 
-std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
+std::string prelude(const GemmConfig& config, const GemmVariant& variant, bool wgmma = true) {
   const bool wide = variant.output == DType::f32;
   const bool direct = variant.store == StorePath::direct;
   std::string text =
@@ -85,6 +85,8 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
   number("kBlocksM", variant.blocks_m);
   number("kBlocksN", variant.blocks_n);
   number("kBlocksK", variant.blocks_k);
+  number("kPartsN", variant.parts_n);
+  flag("kPaired", variant.paired);
   number("kSharedLimit", 232448);  // of sm_90, a CTA
   flag("kPingPong", config.ping_pong);
   flag("kSplitTail", config.split_tail);
@@ -94,7 +96,7 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant) {
   text += fmt::format("constexpr Major kMajorA = Major::{};\n", text_of(variant.a));
   text += fmt::format("constexpr Major kMajorB = Major::{};\n", text_of(variant.b));
   text += fmt::format("constexpr Type kOutput = Type::{};\n", name_of(variant.output));
-  text += wgmma_function(config.tile_n, variant.operand, variant.a, variant.b);
+  if (wgmma) text += wgmma_function(config.tile_n, variant.operand, variant.a, variant.b);
   return text + "}  // namespace coda_device\n";
 }
 
@@ -115,6 +117,40 @@ KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant) {
   source.text = prelude(config, variant);
   append(source.text, {"params.cuh", "ptx.cuh", "tile_config.cuh", "ring.cuh", "schedule.cuh",
                        "epilogue_store.cuh", "gemm_sm90.cuh"});
+  return source;
+}
+
+KernelSource program_source(const std::string& name, const GemmConfig& config,
+                            const GemmVariant& variant, const std::string& epilogue) {
+  KernelSource source;
+  source.name = fmt::format("{}_{}", name, config.name);
+  source.entry = "coda_gemm";
+  source.shared_bytes = config.shared_bytes();
+  source.text = prelude(config, variant);
+  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
+                       "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+  source.text += "#line 1 \"epilogue\"\n" + epilogue;
+  append(source.text, {"gemm_sm90.cuh"});
+  return source;
+}
+
+KernelSource plain_program_source(const std::string& name, const GemmConfig& config,
+                                  const GemmVariant& variant, DType b,
+                                  const std::string& epilogue) {
+  KernelSource source;
+  source.name = fmt::format("{}_plain", name);
+  source.entry = "coda_plain_fragments";
+  source.shared_bytes = config.shared_bytes();
+  source.text = prelude(config, variant, false);
+  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
+                       "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+  source.text += fmt::format(
+      "namespace coda_device {{\nusing InputA = {};\nusing InputB = {};\nconstexpr int kPlainLists "
+      "= {};\n"
+      "constexpr int kMatricesB = kBlocksN * kPartsN * kPlainLists;\n}}\n",
+      element_of(variant.operand), element_of(b), variant.blocks_k);
+  source.text += "#line 1 \"epilogue\"\n" + epilogue;
+  append(source.text, {"epilogue_plain.cuh"});
   return source;
 }
 

@@ -21,12 +21,22 @@ struct GemmVariant {
   Major a = Major::k;
   Major b = Major::k;
   StorePath store = StorePath::tma;
-  int blocks_m = 1;  ///< blocks of C along M (and of nothing else)
-  int blocks_n = 1;  ///< row blocks of a K-major B; C has as many column blocks
-  int blocks_k = 1;  ///< row blocks of an M/N-major B, along K
+  int blocks_m = 1;    ///< blocks of C along M (and of nothing else)
+  int blocks_n = 1;    ///< row blocks of a K-major B; C has as many column blocks
+  int blocks_k = 1;    ///< row blocks of an M/N-major B, along K
+  int parts_n = 1;     ///< column blocks that lie side by side in a tile (generated epilogues)
+  bool paired = true;  ///< generated epilogues: two neighbouring columns are aligned together
 };
 
 KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant);
+
+/// The mainloop with a generated epilogue: `epilogue` is the text of class Epilogue. Of `variant`
+/// only what concerns the operands counts.
+KernelSource program_source(const std::string& name, const GemmConfig& config,
+                            const GemmVariant& variant, const std::string& epilogue);
+/// The plain kernel with a generated epilogue, one CTA a tile of `config`; operand B of type `b`.
+KernelSource plain_program_source(const std::string& name, const GemmConfig& config,
+                                  const GemmVariant& variant, DType b, const std::string& epilogue);
 
 /// The plain kernel. `sum`: f32 or f64 (then `output` is f64: the tests' reference).
 KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DType sum);

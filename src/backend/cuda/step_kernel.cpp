@@ -15,7 +15,7 @@ bool is_attention(const Step& step) {
 }  // namespace
 
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens) {
-  if (is_gemm(step)) return 0;
+  if (is_gemm(step)) return gemm_workspace_bytes(step, plan, max_tokens);
   if (step.program) return rows_workspace_bytes(step, plan, max_tokens);
   return is_attention(step) ? attention_workspace_bytes(step, plan, max_tokens)
                             : embedding_workspace_bytes(step, plan, max_tokens);

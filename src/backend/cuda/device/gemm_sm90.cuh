@@ -41,6 +41,40 @@ CODA_DEVICE void load_operand(const TensorMap* map, u32 barrier, u32 destination
   }
 }
 
+/// A tile of B. With kPartsN > 1 it is made of as many blocks of columns of the product that lie
+/// apart (gate and up): part p fills rows [p, p + 1) * kTileN / kPartsN, so that columns c of all
+/// parts end in one thread. A CTA that shares B loads whole parts.
+CODA_DEVICE void load_b(const OperandParams& operands, u32 barrier, u32 destination, int block,
+                        int row, int k, int rank) {
+  if constexpr (kPartsN == 1) {
+    load_operand<kMajorB, kTileN, (kClusterM > 1)>(&operands.b[block], barrier, destination, row, k,
+                                                   rank);
+  } else {
+    constexpr u16 kEveryone = (1 << kClusterSize) - 1;
+    constexpr int kPartRows = kTileN / kPartsN;
+    constexpr int kOwn = kClusterM > 1 ? kPartsN / kClusterSize : kPartsN;
+    static_assert(kPartsN == 1 || (kOwn >= 1 && kPartRows % 64 == 0),
+                  "parts are whole boxes, and whole parts are shared");
+    const int first = kClusterM > 1 ? rank * kOwn : 0;
+    constexpr int kBox = kMajorB == Major::k ? kPartRows : 64;
+#pragma unroll
+    for (int part = first; part < first + kOwn; ++part) {
+      const TensorMap* map = &operands.b[block + part * kBlocksK];
+#pragma unroll
+      for (int i = 0; i < kPartRows; i += kBox) {
+        const u32 box = destination + (part * kPartRows + i) * 128;
+        const int x = kMajorB == Major::k ? k : row + i;
+        const int y = kMajorB == Major::k ? row : k;
+        if constexpr (kClusterM > 1) {
+          tma_load_2d_multicast(map, barrier, box, x, y, kEveryone);
+        } else {
+          tma_load_2d(map, barrier, box, x, y);
+        }
+      }
+    }
+  }
+}
+
 /// The producer: one thread, fills the ring for all segments of this worker.
 CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& epilogue,
                          const Schedule& schedule, const Shared& shared, Claim claim, int rank) {
@@ -50,20 +84,21 @@ CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& ep
   ring.parity = 1;   // the first lap finds every stage empty
   while (work.next(segment)) {
     const Tile tile = decode_tile(schedule, segment.tile, rank);
-    int block = tile.b_block;
+    const int blocks = tile.b_block * kPartsN * kBlocksK;   // before this block's maps
+    int block = blocks;
     for (int kb = segment.k_begin; kb < segment.k_end; ++kb) {
       int k_in_block = kb * kTileK;
       if constexpr (kBlocksK > 1) {
-        block = block_of<kBlocksK>(schedule.axis_k, kb);
-        k_in_block = (kb - schedule.axis_k.first[block]) * kTileK;
+        const int list = block_of<kBlocksK>(schedule.axis_k, kb);
+        block = blocks + list;
+        k_in_block = (kb - schedule.axis_k.first[list]) * kTileK;
       }
       const u32 full = shared.full(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity);
       mbarrier_arrive_expect(full, kStageBytes);
       load_operand<kMajorA, kTileM, (kClusterN > 1)>(&operands.a, full, shared.a(ring.stage),
                                                      tile.a_row, kb * kTileK, rank);
-      load_operand<kMajorB, kTileN, (kClusterM > 1)>(&operands.b[block], full, shared.b(ring.stage),
-                                                     tile.b_row, k_in_block, rank);
+      load_b(operands, full, shared.b(ring.stage), block, tile.b_row, k_in_block, rank);
       ring.advance();
     }
     if constexpr (Epilogue::kRingLoads > 0) {

@@ -60,6 +60,21 @@ struct OperandParams {
   TensorMap b[kMaxBlocks];
 };
 
+/// What a generated epilogue reads or writes: row r begins at pointer + r * stride elements.
+struct EpilogueOperand {
+  void* pointer;
+  long long stride;
+  long long rows;
+};
+
+/// A matrix of the plain kernel that runs a generated epilogue (epilogue_plain.cuh): element (i, p)
+/// is at pointer[i * row + p * column]. Outside rows x columns it is zero.
+struct PlainOperand {
+  const void* pointer;
+  long long row, column;
+  int rows, columns;
+};
+
 /// Parameters of the plain kernel (plain_gemm.cuh): any strides, any types.
 struct PlainParams {
   const void* a;    ///< element (i, p) at a[i * a_row + p * a_column]

@@ -167,6 +167,14 @@ CODA_DEVICE void load_matrix_x4(u32 address, u32& r0, u32& r1, u32& r2, u32& r3)
 CODA_DEVICE void store_shared_v2(u32 address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
+CODA_DEVICE void store_shared(u32 address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+CODA_DEVICE float load_shared(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
 
 // ---- Conversion, round to nearest even; `low` lands in the lower half
 

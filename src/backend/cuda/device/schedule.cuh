@@ -19,7 +19,7 @@ struct Segment {
 /// Where a segment's tile lies, for this CTA. Element coordinates.
 struct Tile {
   int a_row;      ///< row of A (over all blocks)
-  int b_row;      ///< row of B inside its block
+  int b_row;      ///< row of B inside its block (of each part of it)
   int b_block;    ///< block of operand B
   int c_block;    ///< block of the output
   int c_row;      ///< row and column inside that block
@@ -153,7 +153,7 @@ CODA_DEVICE Tile decode_tile(const Schedule& s, int place, int rank) {
   tile.c_row = ((tile_m - s.axis_m.first[block_m]) * kClusterM + rank_m) * kTileM;
   tile.a_row = s.axis_m.offset[block_m] + tile.c_row;
   tile.c_column = ((tile_n - s.axis_n.first[block_n]) * kClusterN + rank_n) * kTileN;
-  tile.b_row = tile.c_column;
+  tile.b_row = tile.c_column / kPartsN;
   tile.column = s.axis_n.offset[block_n] + tile.c_column;
   tile.b_block = block_n;
   tile.c_block = kBlocksM > 1 ? block_m : block_n;

@@ -1,0 +1,316 @@
+// What generated epilogues are made of (epilogue_source.cpp). They work on chunks: a few columns of
+// the 16 rows that a warp holds. A lane's values of a chunk lie in an array, and the layout L says
+// where: values run over groups of 4 L columns; of each group a lane holds L neighbouring columns, at
+// L (lane % 4), of row lane / 4, then the same of row lane / 4 + 8.
+//   L = 2  the accumulator's own fragment (ring.cuh)
+//   L = 1  one of each interleaved pair; L = 4 pairs put together
+//   L = 0  every column in every lane: sums of segments
+#pragma once
+
+namespace coda_device {
+
+/// Value x: which of the lane's two rows, and which column of the chunk.
+template <int L>
+CODA_DEVICE int row_of(int x) {
+  return L == 0 ? x % 2 : x / L % 2;
+}
+template <int L>
+CODA_DEVICE int column_of(int x, int lane) {
+  return L == 0 ? x / 2 : x / (2 * L) * (4 * L) + (lane & 3) * L + x % L;
+}
+
+CODA_DEVICE float quad_sum(float v) {
+  v = op::add(v, __shfl_xor_sync(0xffffffff, v, 1));
+  return op::add(v, __shfl_xor_sync(0xffffffff, v, 2));
+}
+CODA_DEVICE float quad_max(float v) {
+  v = op::maximum(v, __shfl_xor_sync(0xffffffff, v, 1));
+  return op::maximum(v, __shfl_xor_sync(0xffffffff, v, 2));
+}
+/// Over the 8 lanes that hold one column, of 8 rows.
+CODA_DEVICE float column_sum(float v) {
+  v = op::add(v, __shfl_xor_sync(0xffffffff, v, 4));
+  v = op::add(v, __shfl_xor_sync(0xffffffff, v, 8));
+  return op::add(v, __shfl_xor_sync(0xffffffff, v, 16));
+}
+
+/// The lane's two rows of a chunk: where they are and whether they exist.
+struct Rows {
+  int first;      ///< row of the window; the other is 8 below
+  bool in[2];
+  CODA_DEVICE int at(int half) const { return first + 8 * half; }
+};
+
+/// A complete vector, one value a row of the lane's two.
+template <class Element>
+CODA_DEVICE void load_rows(float (&values)[2], const EpilogueOperand& from, const Rows& rows,
+                           int row_offset) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    values[h] = rows.in[h] ? Element::load(from.pointer, (rows.at(h) + row_offset) * from.stride)
+                           : 0.0f;
+  }
+}
+/// Targets as columns counted from `first`, -1 or below: none there.
+template <bool kI64>
+CODA_DEVICE void load_targets(int (&targets)[2], const EpilogueOperand& from, const Rows& rows,
+                              int row_offset, long long ignore_index, int first) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    targets[h] = -1;
+    if (rows.in[h]) {
+      const long long target =
+          load_integer(from.pointer, (rows.at(h) + row_offset) * from.stride, kI64);
+      const bool is_column = target != ignore_index && target >= first && target < 0x7fffffff;
+      targets[h] = is_column ? static_cast<int>(target) - first : -1;
+    }
+  }
+}
+/// A row vector, one value a column that the lane holds: value x of the tile goes with y_of<L>(x).
+template <int L>
+CODA_DEVICE int y_of(int x) {
+  return L == 0 ? x / 2 : x / (2 * L) * L + x % L;
+}
+template <class Element, int L, int kCount, bool kRagged>
+CODA_DEVICE void load_columns(float* values, const EpilogueOperand& from, int column, int width,
+                              int column_offset, int lane) {
+#pragma unroll
+  for (int x = 0; x < 2 * kCount; ++x) {
+    if (row_of<L>(x) == 0) {
+      const int c = column + column_of<L>(x, lane);
+      values[y_of<L>(x)] =
+          !kRagged || c < width ? Element::load(from.pointer, column_offset + c) : 0.0f;
+    }
+  }
+}
+/// Cosines and sines of both rows for the frequencies of a chunk's first half head, from a table of
+/// rows of `period` floats: cosines, then sines. kCount a row.
+template <int L, int kCount>
+CODA_DEVICE void load_angles(float (&cosine)[2][kCount], float (&sine)[2][kCount],
+                             const EpilogueOperand& table, const Rows& rows, int row_offset,
+                             int half_period, int lane) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const int frequency = L == 0 ? k : k / L * (4 * L) + (lane & 3) * L + k % L;
+      const long long at = (rows.at(h) + row_offset) * table.stride + frequency;
+      cosine[h][k] = rows.in[h] ? F32::load(table.pointer, at) : 1.0f;
+      sine[h][k] = rows.in[h] ? F32::load(table.pointer, at + half_period) : 0.0f;
+    }
+  }
+}
+
+// Two neighbouring elements at an even index, from memory aligned to both.
+CODA_DEVICE void load_two(Bf16, const void* pointer, long long index, float& low, float& high) {
+  const u32 both = *reinterpret_cast<const u32*>(static_cast<const u16*>(pointer) + index);
+  low = unpack_bf16(static_cast<u16>(both & 0xffff));
+  high = unpack_bf16(static_cast<u16>(both >> 16));
+}
+CODA_DEVICE void load_two(F16, const void* pointer, long long index, float& low, float& high) {
+  const u32 both = *reinterpret_cast<const u32*>(static_cast<const u16*>(pointer) + index);
+  low = unpack_f16(static_cast<u16>(both & 0xffff));
+  high = unpack_f16(static_cast<u16>(both >> 16));
+}
+struct alignas(8) TwoFloats {
+  float low, high;
+};
+CODA_DEVICE void load_two(F32, const void* pointer, long long index, float& low, float& high) {
+  const TwoFloats both =
+      *reinterpret_cast<const TwoFloats*>(static_cast<const float*>(pointer) + index);
+  low = both.low;
+  high = both.high;
+}
+CODA_DEVICE void store_two(Bf16, void* pointer, long long index, float low, float high) {
+  *reinterpret_cast<u32*>(static_cast<u16*>(pointer) + index) = pack_bf16(low, high);
+}
+CODA_DEVICE void store_two(F16, void* pointer, long long index, float low, float high) {
+  *reinterpret_cast<u32*>(static_cast<u16*>(pointer) + index) = pack_f16(low, high);
+}
+CODA_DEVICE void store_two(F32, void* pointer, long long index, float low, float high) {
+  *reinterpret_cast<TwoFloats*>(static_cast<float*>(pointer) + index) = {low, high};
+}
+
+/// One tile operand, direct and guarded. kRagged: columns may end inside the chunk. kPaired (of the
+/// generated text): every pair of columns is aligned; otherwise any stride and alignment.
+template <class Element, int L, int kCount, bool kRagged>
+CODA_DEVICE void load_chunk(float* values, const EpilogueOperand& from, const Rows& rows,
+                            int row_offset, int column, int width, int column_offset, int lane) {
+  constexpr int kStep = kPaired && L >= 2 ? 2 : 1;
+#pragma unroll
+  for (int x = 0; x < kCount; x += kStep) {
+    const int h = row_of<L>(x);
+    const int c = column + column_of<L>(x, lane);
+    const bool in = rows.in[h] && (!kRagged || c < width);
+    const long long at = (rows.at(h) + row_offset) * from.stride + column_offset + c;
+    values[x] = 0.0f;
+    if constexpr (kStep == 2) {
+      values[x + 1] = 0.0f;
+      if (in) load_two(Element{}, from.pointer, at, values[x], values[x + 1]);
+    } else {
+      if (in) values[x] = Element::load(from.pointer, at);
+    }
+  }
+}
+
+template <class Element, int L, int kCount, bool kRagged, bool kAccumulate>
+CODA_DEVICE void store_chunk(const float* values, const EpilogueOperand& to, const Rows& rows,
+                             int column, int width, int column_offset, int lane) {
+  constexpr int kStep = kPaired && L >= 2 ? 2 : 1;
+#pragma unroll
+  for (int x = 0; x < kCount; x += kStep) {
+    const int h = row_of<L>(x);
+    const int c = column + column_of<L>(x, lane);
+    const bool in = rows.in[h] && (!kRagged || c < width) && (L > 0 || (lane & 3) == 0);
+    const long long at = rows.at(h) * to.stride + column_offset + c;
+    if (in) {
+      if constexpr (kStep == 2) {
+        float low = 0.0f, high = 0.0f;
+        if constexpr (kAccumulate) load_two(Element{}, to.pointer, at, low, high);
+        store_two(Element{}, to.pointer, at, kAccumulate ? op::add(low, values[x]) : values[x],
+                  kAccumulate ? op::add(high, values[x + 1]) : values[x + 1]);
+      } else {
+        const float before = kAccumulate ? Element::load(to.pointer, at) : 0.0f;
+        Element::store(to.pointer, at, kAccumulate ? op::add(before, values[x]) : values[x]);
+      }
+    }
+  }
+}
+
+// ---- Reductions of a granule: 64 columns of both rows. Fixed order: a lane's values ascending, step
+// by step, then the four lanes as a tree (finish_*); lanes of layout 0 hold everything and need no
+// tree. What lies outside `width` does not take part.
+
+template <int L, int kCount, bool kRagged>
+CODA_DEVICE void add_sum(float (&sum)[2], const float* values, int column, int width, int lane) {
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    const bool in = !kRagged || column + column_of<L>(x, lane) < width;
+    if (in) sum[row_of<L>(x)] = op::add(sum[row_of<L>(x)], values[x]);
+  }
+}
+template <int L, int kCount, bool kRagged>
+CODA_DEVICE void add_max(float (&top)[2], const float* values, int column, int width, int lane) {
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    const bool in = !kRagged || column + column_of<L>(x, lane) < width;
+    if (in) top[row_of<L>(x)] = op::maximum(top[row_of<L>(x)], values[x]);
+  }
+}
+/// The value in column target[h], if that is here.
+template <int L, int kCount, bool kRagged>
+CODA_DEVICE void add_pick(float (&picked)[2], const float* values, int column, int width,
+                          const int (&target)[2], int lane) {
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    const int h = row_of<L>(x);
+    const int c = column + column_of<L>(x, lane);
+    if (c == target[h] && (!kRagged || c < width)) picked[h] = values[x];
+  }
+}
+template <int L>
+CODA_DEVICE void finish_sum(float (&sum)[2]) {
+  if constexpr (L > 0) {
+    sum[0] = quad_sum(sum[0]);
+    sum[1] = quad_sum(sum[1]);
+  }
+}
+template <int L>
+CODA_DEVICE void finish_max(float (&top)[2]) {
+  if constexpr (L > 0) {
+    top[0] = quad_max(top[0]);
+    top[1] = quad_max(top[1]);
+  }
+}
+
+/// The maximum and the sum of e^(x - maximum).
+template <int L, int kCount, bool kRagged>
+CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* values,
+                                 int column, int width, int lane) {
+  top[0] = top[1] = minus_infinity();
+  add_max<L, kCount, kRagged>(top, values, column, width, lane);
+  finish_max<L>(top);
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    const int h = row_of<L>(x);
+    const bool in = (!kRagged || column + column_of<L>(x, lane) < width) &&
+                    values[x] != minus_infinity();
+    if (in) {
+      const float term = values[x] == top[h] ? 1.0f : ::expf(op::sub(values[x], top[h]));
+      sum[h] = op::add(sum[h], term);
+    }
+  }
+  finish_sum<L>(sum);
+}
+
+/// Partial `granule` of both rows; one lane of the four stores.
+CODA_DEVICE void store_granule(const float (&values)[2], const EpilogueOperand& to, long long granule,
+                               const Rows& rows, int lane) {
+  if ((lane & 3) == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (rows.in[h]) F32::store(to.pointer, granule * to.stride + rows.at(h), values[h]);
+    }
+  }
+}
+
+// ---- Column sums. Each warp leaves the sums of its 16 rows in its staging buffers, at `base` floats;
+// then the 8 sums that make kRowGranule = 128 rows are added in ascending order.
+
+constexpr int kSlabs = 8;
+
+template <int L, int kCount>
+CODA_DEVICE void sum_slab(u32 staging, int base, const float* values, int column,
+                          const Rows& rows, int lane) {
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    if (row_of<L>(x) == 0) {
+      const int pair = L == 0 ? x + 1 : x + L;
+      const float upper = rows.in[0] ? values[x] : 0.0f;
+      const float lower = rows.in[1] ? values[pair] : 0.0f;
+      const float sum = column_sum(op::add(upper, lower));
+      if (lane < (L == 0 ? 1 : 4)) {
+        store_shared(staging + 4 * (base + column + column_of<L>(x, lane)), sum);
+      }
+    }
+  }
+}
+
+/// The consumer threads that work on one tile, and their barrier.
+constexpr int kTileThreads = kPingPong ? 128 : 256;
+CODA_DEVICE void sync_tile(int warp) {
+  named_barrier_sync(kPingPong ? kGroupBarrier + warp / 4 : kOrderBarrier, kTileThreads);
+}
+
+/// Adds slabs of `columns` columns at `base` and stores a partial a granule. Call between two
+/// sync_tile. `warp`: of all consumer warps. A warp's block i has its slab at base + i * columns.
+CODA_DEVICE void store_slabs(const Shared& shared, int warp, int lane, int base, int columns,
+                             const EpilogueOperand& to, int tile_row, int rows, int column, int width,
+                             int column_offset) {
+  const int first_warp = kPingPong ? warp / 4 * 4 : 0;
+  const int thread = (warp - first_warp) * 32 + lane;
+#pragma unroll
+  for (int granule = 0; granule < kTileM / 128; ++granule) {
+    if (tile_row + granule * 128 < rows) {
+      for (int c = thread; c < columns; c += kTileThreads) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) {
+          // Row 16 r of the tile belongs to warpgroup r / (4 kWgBlocks), block and warp after that.
+          const int r = granule * kSlabs + slab;
+          const int group = r / (4 * kWgBlocks);
+          const int i = r / 4 % kWgBlocks;
+          const u32 from = shared.staging(first_warp + group * 4 + r % 4);
+          sum = op::add(sum, load_shared(from + 4 * (base + i * columns + c)));
+        }
+        if (column + c < width) {
+          F32::store(to.pointer, (tile_row / 128 + granule) * to.stride + column_offset + column + c,
+                     sum);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace coda_device

@@ -1,0 +1,314 @@
+#include "backend/cuda/program_gemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+
+namespace coda::cuda {
+
+namespace {
+
+using coda_device::EpilogueOperand;
+using coda_device::PlainOperand;
+using coda_device::Schedule;
+using i32 = std::int32_t;
+using i64 = std::int64_t;
+
+std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
+i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+i64 resolve(const Dim& dim, i64 tokens) {
+  return dim.symbol == Dim::Symbol::M ? tokens * dim.num / dim.den : dim.num / dim.den;
+}
+
+/// Appends the bytes of plain data.
+template <class T>
+void put(std::vector<std::byte>& bytes, const T& value) {
+  const std::size_t start = ceil_div(static_cast<i64>(bytes.size()), alignof(T)) * alignof(T);
+  bytes.resize(start + sizeof(T));
+  std::memcpy(bytes.data() + start, &value, sizeof(T));
+}
+
+char* element(const TensorView& view, i64 row, i64 column) {
+  return static_cast<char*>(view.data) +
+         (row * view.stride + column) * static_cast<i64>(size_of(view.dtype));
+}
+
+constexpr std::size_t kAlignment = 256;
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::size_t bytes_of(const EpilogueVector& vector, i64 rows) {
+  const i64 length = vector.length < 0 ? rows : vector.length;
+  return aligned(static_cast<std::size_t>(length * vector.period) * sizeof(float));
+}
+
+}  // namespace
+
+GemmConfig plain_config(const EpilogueLaunch& launch) {
+  const auto tile_n = std::max<i64>(64, launch.parts * launch.chunk);
+  return {"plain", static_cast<int>(tile_n), 1, 1, 1, 1, false, false, false};
+}
+
+ProgramGemm::ProgramGemm(std::shared_ptr<const Program> program)
+    : program_(std::move(program)), plan_(plan_epilogue(*program_)) {}
+
+i64 ProgramGemm::rows(i64 tokens) const { return resolve(program_->rows, tokens); }
+
+std::size_t ProgramGemm::workspace_bytes(i64 max_tokens) const {
+  std::size_t bytes = 0;
+  for (const EpilogueVector& vector : plan_.vectors) bytes += bytes_of(vector, max_tokens);
+  return bytes;
+}
+
+std::vector<EpilogueOperand> ProgramGemm::epilogue_operands(const Run& run) const {
+  std::vector<EpilogueOperand> operands;
+  for (const TensorView& view : run.views) operands.push_back({view.data, view.stride, view.rows});
+  std::size_t offset = 0;
+  for (const EpilogueVector& vector : plan_.vectors) {
+    const i64 stride = vector.frequency >= 0 ? vector.period : 1;
+    const i64 rows = vector.length < 0 ? run.tokens : vector.length;
+    operands.push_back({run.workspace + offset, stride, rows});
+    offset += bytes_of(vector, run.tokens);
+  }
+  return operands;
+}
+
+std::vector<std::byte> ProgramGemm::epilogue_parameters(const EpilogueLaunch& launch,
+                                                        const Run& run) const {
+  std::vector<std::byte> bytes;
+  for (const EpilogueOperand& operand : epilogue_operands(run)) put(bytes, operand);
+  put(bytes, static_cast<int>(launch.rows < 0 ? rows(run.tokens) : launch.rows));
+  bytes.resize(aligned(bytes.size()));  // at least what the kernel's struct takes
+  return bytes;
+}
+
+std::vector<ProgramLaunch> ProgramGemm::vectors(const Run& run) const {
+  std::vector<ProgramLaunch> launches;
+  if (plan_.stage_count == 0) return launches;
+  const KernelSource source = vectors_source(*program_, plan_);
+  for (i32 stage = 0; stage < plan_.stage_count; ++stage) {
+    ProgramLaunch launch;
+    launch.source = source;
+    launch.block = 128;
+    launch.grid =
+        static_cast<unsigned>(ceil_div(stage_length(*program_, plan_, stage, run.tokens), 128));
+    std::vector<std::byte> bytes;
+    for (const EpilogueOperand& operand : epilogue_operands(run)) put(bytes, operand);
+    put(bytes, static_cast<int>(run.tokens));
+    put(bytes, stage);
+    launch.parameters = {bytes};
+    launches.push_back(std::move(launch));
+  }
+  return launches;
+}
+
+bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config) {
+  const i64 part = config.tile_n / launch.parts;
+  const bool whole = config.tile_n % launch.parts == 0 && part % launch.chunk == 0;
+  const bool boxes = launch.parts == 1 || part % 64 == 0;
+  const bool granules = !launch.column_sums || config.tile_m() % kRowGranule == 0;
+  const bool shares =
+      config.cluster_m == 1 || launch.parts == 1 || launch.parts % config.cluster_m == 0;
+  const double slab = launch.slab_columns * static_cast<double>(part) * config.wg_blocks;
+  return whole && boxes && granules && shares && slab <= 1024;
+}
+
+const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmShape& shape,
+                                      int sm_count) const {
+  const GemmConfig* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const GemmConfig& config : gemm_candidates()) {
+    if (!fits(launch, config)) continue;
+    const double seconds = predict_seconds(shape, config, sm_count);
+    if (seconds < least) {
+      least = seconds;
+      best = &config;
+    }
+  }
+  internal_check(best != nullptr, "cuda: {}: no configuration has tiles of {} parts of {} columns",
+                 program_->name, launch.parts, launch.chunk);
+  return *best;
+}
+
+bool ProgramGemm::paired(const Run& run) const {
+  const auto even = [&](i32 operand, i64 column, i64 width) {
+    const TensorView& view = run.views[at(operand)];
+    const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+    return address % (2 * size_of(view.dtype)) == 0 && (view.stride % 2 == 0 || view.rows <= 1) &&
+           column % 2 == 0 && width % 2 == 0;
+  };
+  bool all = true;
+  for (const auto& node : plan_.lowered.nodes)
+    if (node.op == Op::load_tile) all = all && even(node.operand, node.col, node.width);
+  for (const auto& section : plan_.lowered.sections)
+    for (const auto& sink : section.sinks)
+      if (sink.op == Op::store_tile)
+        all = all && even(sink.operand, sink.col, plan_.lowered.nodes[at(sink.node)].width);
+  return all;
+}
+
+GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) const {
+  const coda::Gemm& gemm = program_->gemm;
+  GemmVariant variant;
+  variant.operand = program_->operands[at(gemm.a)].dtype;
+  variant.output = DType::f32;
+  variant.a = gemm.transpose_a ? Major::mn : Major::k;
+  variant.b = gemm.transpose_b ? Major::k : Major::mn;
+  variant.store = StorePath::direct;
+  variant.blocks_n = static_cast<int>(launch.blocks.size());
+  variant.blocks_k = gemm.transpose_b ? 1 : static_cast<int>(gemm.b.size());
+  variant.parts_n = launch.parts;
+  variant.paired = paired;
+  return variant;
+}
+
+KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
+                                 bool paired) const {
+  return program_source(program_->name, config, variant(launch, paired),
+                        epilogue_text(*program_, plan_, launch));
+}
+
+KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired) const {
+  return plain_program_source(program_->name, plain_config(launch), variant(launch, paired),
+                              program_->operands[at(program_->gemm.b[0])].dtype,
+                              epilogue_text(*program_, plan_, launch));
+}
+
+namespace {
+
+/// Columns [column, column + columns) of the accumulator as a part of B: for a K-major B a window
+/// of rows of one row block; for an N-major B a window of columns of each block along K.
+std::vector<MatrixBlock> part_of_b(const Program& program, std::span<const TensorView> views,
+                                   i64 column, i64 columns) {
+  std::vector<MatrixBlock> blocks;
+  const bool by_rows = program.gemm.transpose_b;
+  i64 start = 0;
+  for (const i32 b : program.gemm.b) {
+    const TensorView& view = views[at(b)];
+    MatrixBlock block;
+    block.stride = view.stride;
+    block.rows = by_rows ? columns : view.rows;
+    block.columns = by_rows ? view.cols : columns;
+    const i64 inside = column - start;
+    if (!by_rows || (inside >= 0 && inside < view.rows)) {
+      block.pointer = reinterpret_cast<DevicePointer>(by_rows ? element(view, inside, 0)
+                                                              : element(view, 0, column));
+      blocks.push_back(block);
+    }
+    if (by_rows) start += view.rows;
+  }
+  return blocks;
+}
+
+}  // namespace
+
+GemmShape ProgramGemm::shape(const EpilogueLaunch& launch, i64 tokens) const {
+  const coda::Gemm& gemm = program_->gemm;
+  GemmShape shape;
+  shape.m = launch.rows < 0 ? rows(tokens) : launch.rows;
+  shape.k = resolve(gemm.k, tokens);
+  for (const EpilogueBlock& block : launch.blocks) shape.n += launch.parts * block.columns;
+  shape.operand = program_->operands[at(gemm.a)].dtype;
+  shape.output = DType::bf16;
+  shape.a = gemm.transpose_a ? Major::mn : Major::k;
+  shape.b = gemm.transpose_b ? Major::k : Major::mn;
+  return shape;
+}
+
+bool ProgramGemm::operands(const EpilogueLaunch& launch, const Run& run, GemmShape& shape,
+                           MatrixBlock& a, std::vector<MatrixBlock>& b) const {
+  const coda::Gemm& gemm = program_->gemm;
+  const TensorView& from = run.views[at(gemm.a)];
+  shape = this->shape(launch, run.tokens);
+  const i64 m = shape.m;
+  a.stride = from.stride;
+  a.rows = gemm.transpose_a ? from.rows : m;
+  a.columns = gemm.transpose_a ? m : from.cols;
+  a.pointer = reinterpret_cast<DevicePointer>(gemm.transpose_a ? element(from, 0, launch.row)
+                                                               : element(from, launch.row, 0));
+  b.clear();
+  bool fits = from.dtype != DType::f32 && shape.k > 0;
+  const std::size_t width = size_of(from.dtype);
+  const auto addressable = [&](const MatrixBlock& block) {
+    return block.pointer % 16 == 0 && (block.rows == 1 || block.stride * width % 16 == 0) &&
+           block.rows > 0 && block.columns > 0;
+  };
+  fits = fits && addressable(a);
+  for (const EpilogueBlock& block : launch.blocks) {
+    for (const i64 start : block.starts) {
+      const auto list = part_of_b(*program_, run.views, start + block.column, block.columns);
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        fits = fits && addressable(list[i]);
+        // A k-block may not straddle two row blocks of a list along K.
+        if (shape.b == Major::mn && i + 1 < list.size()) fits = fits && list[i].rows % 64 == 0;
+        b.push_back(list[i]);
+      }
+    }
+  }
+  for (const i32 operand : gemm.b) fits = fits && run.views[at(operand)].dtype == from.dtype;
+  return fits && b.size() <= coda_device::kMaxBlocks;
+}
+
+ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) const {
+  GemmShape shape;
+  MatrixBlock a;
+  std::vector<MatrixBlock> b;
+  operands(launch, run, shape, a, b);
+  const GemmConfig config = plain_config(launch);
+  const auto view_of = [](const MatrixBlock& block, bool k_major) {
+    PlainOperand operand{};
+    operand.pointer = reinterpret_cast<void*>(block.pointer);
+    operand.row = k_major ? block.stride : 1;
+    operand.column = k_major ? 1 : block.stride;
+    operand.rows = static_cast<int>(k_major ? block.rows : block.columns);
+    operand.columns = static_cast<int>(k_major ? block.columns : block.rows);
+    return operand;
+  };
+  std::vector<std::byte> matrices;
+  put(matrices, view_of(a, shape.a == Major::k));
+  for (const MatrixBlock& block : b) put(matrices, view_of(block, shape.b == Major::k));
+  std::vector<int> k_first = {0};
+  if (shape.b == Major::k) {
+    k_first.push_back(static_cast<int>(shape.k));
+  } else {
+    for (const i32 list : program_->gemm.b)
+      k_first.push_back(k_first.back() + static_cast<int>(run.views[at(list)].rows));
+  }
+  for (const int first : k_first) put(matrices, first);
+  matrices.resize(aligned(matrices.size()));
+
+  Schedule schedule{};
+  schedule.m = static_cast<int>(shape.m);
+  schedule.k = static_cast<int>(shape.k);
+  schedule.tiles_m = static_cast<int>(ceil_div(shape.m, config.tile_m()));
+  schedule.axis_m.first[1] = schedule.tiles_m;
+  for (std::size_t i = 0; i < launch.blocks.size(); ++i) {
+    const i64 columns = launch.parts * launch.blocks[i].columns;
+    schedule.axis_n.first[i + 1] =
+        schedule.axis_n.first[i] + static_cast<int>(ceil_div(columns, config.tile_n));
+    schedule.axis_n.offset[i + 1] = schedule.axis_n.offset[i] + static_cast<int>(columns);
+  }
+  schedule.tiles_n = schedule.axis_n.first[launch.blocks.size()];
+  schedule.group = 8;
+  std::vector<std::byte> schedule_bytes;
+  put(schedule_bytes, schedule);
+
+  ProgramLaunch made;
+  made.source = plain_source(launch, paired(run));
+  made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
+  made.block = 256;
+  made.parameters = {matrices, epilogue_parameters(launch, run), schedule_bytes};
+  return made;
+}
+
+std::vector<ProgramLaunch> ProgramGemm::general(const Run&) const {
+  internal_check(plan_.general.empty(), "cuda: {}: columns that no fragment can hold",
+                 program_->name);
+  return {};
+}
+
+}  // namespace coda::cuda

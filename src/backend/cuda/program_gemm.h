@@ -1,0 +1,87 @@
+// A Form::gemm program as kernels with parameters: vectors first, then for each launch of its
+// epilogue plan a GEMM, on the mainloop where TMA can read the operands, else on the plain kernel.
+// ProgramGemm itself needs no GPU: tests run its plain launches on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/cuda/epilogue_source.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/gemm_source.h"
+#include "backend/cuda/step_kernel.h"
+
+namespace coda::cuda {
+
+/// Bytes of a kernel's parameters, one entry each.
+using KernelParameters = std::vector<std::vector<std::byte>>;
+
+/// A kernel and how it is launched.
+struct ProgramLaunch {
+  KernelSource source;
+  unsigned grid = 0;  ///< 0: nothing to do
+  unsigned block = 0;
+  unsigned cluster = 1;
+  KernelParameters parameters;
+};
+
+class ProgramGemm {
+ public:
+  explicit ProgramGemm(std::shared_ptr<const Program> program);
+
+  const Program& program() const { return *program_; }
+  const EpiloguePlan& plan() const { return plan_; }
+
+  /// Workspace for runs of up to max_tokens rows.
+  std::size_t workspace_bytes(std::int64_t max_tokens) const;
+
+  /// Rows of acc for a run of `tokens` rows.
+  std::int64_t rows(std::int64_t tokens) const;
+
+  /// In the order of operands; `workspace` is where the vectors lie.
+  struct Run {
+    std::span<const TensorView> views;
+    std::int64_t tokens = 0;
+    char* workspace = nullptr;
+  };
+
+  /// The stages of the vector kernel.
+  std::vector<ProgramLaunch> vectors(const Run& run) const;
+  /// What no fragment can hold, after the vectors: one node or store at a time.
+  std::vector<ProgramLaunch> general(const Run& run) const;
+  /// A launch of the plan on the plain kernel.
+  ProgramLaunch plain(const EpilogueLaunch& launch, const Run& run) const;
+
+  /// The operands of the mainloop for a launch, block by block and part by part; false if TMA
+  /// cannot read one of them.
+  bool operands(const EpilogueLaunch& launch, const Run& run, GemmShape& shape, MatrixBlock& a,
+                std::vector<MatrixBlock>& b) const;
+  /// What shape has, before anything is bound.
+  GemmShape shape(const EpilogueLaunch& launch, std::int64_t tokens) const;
+  GemmVariant variant(const EpilogueLaunch& launch, bool paired) const;
+  /// Are two neighbouring columns of every tile aligned together?
+  bool paired(const Run& run) const;
+  /// May a configuration run this launch?
+  static bool fits(const EpilogueLaunch& launch, const GemmConfig& config);
+  /// The one that the model expects to be fastest among those that may.
+  const GemmConfig& choose(const EpilogueLaunch& launch, const GemmShape& shape,
+                           int sm_count) const;
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config,
+                      bool paired = true) const;
+  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true) const;
+  std::vector<std::byte> epilogue_parameters(const EpilogueLaunch& launch, const Run& run) const;
+
+ private:
+  std::vector<coda_device::EpilogueOperand> epilogue_operands(const Run& run) const;
+
+  std::shared_ptr<const Program> program_;
+  EpiloguePlan plan_;
+};
+
+/// The configuration of the plain kernel: tiles as small as the launch's chunks allow.
+GemmConfig plain_config(const EpilogueLaunch& launch);
+
+}  // namespace coda::cuda

@@ -1,0 +1,304 @@
+// Generated epilogues on the host against the reference backend, at ragged sizes.
+#include "backend/cuda/epilogue_host.h"
+
+#include "backend/cuda/epilogue_runs.h"
+#include "coda/compile.h"
+#include "nn/models/llama_blocks.h"
+
+namespace coda::testing {
+namespace {
+
+void run_on_host(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
+  const cuda::ProgramGemm program(step.program);
+  // NaN everywhere that was not written.
+  std::vector<char> workspace(program.workspace_bytes(tokens) + 256, '\xff');
+  const cuda::ProgramGemm::Run run{views, tokens, workspace.data()};
+  for (const auto& launch : program.vectors(run)) cuda::host::launch(launch);
+  for (const auto& launch : program.plan().launches) cuda::host::launch(program.plain(launch, run));
+  for (const auto& launch : program.general(run)) cuda::host::launch(launch);
+}
+
+void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms = 64) {
+  StepBackend host_steps(run_on_host);
+  FilledBackend host(host_steps);
+  const auto reference_steps = make_reference_backend(DType::f32);
+  FilledBackend reference(*reference_steps);
+  const Outputs want = run_plan(reference, plan, options);
+  expect_close(*plan, run_plan(host, plan, options), want, terms);
+}
+
+void check(const Make& make, const RunOptions& options, double terms = 64) {
+  Chain chain;
+  chain.add(make.program);
+  check(chain.plan(), options, terms);
+}
+
+RunOptions rows(i64 tokens) {
+  RunOptions options;
+  options.tokens = tokens;
+  return options;
+}
+
+TEST(EpilogueHost, StoresAccInEveryLayout) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const int layout : {0, 1, 2}) {
+      Make make("store_acc", Form::gemm, 97);
+      const i64 k = 40;
+      const i32 acc = layout == 0   ? make.gemm_nt(k, {97}, dtype)
+                      : layout == 1 ? make.gemm_nn({k}, dtype)
+                                    : make.gemm_tn(k, dtype);
+      make.store("y", acc);
+      make.store("half", acc, DType::bf16);
+      for (const i64 m : {1, 150}) {
+        RunOptions options = rows(m);
+        options.strided = m == 150;
+        check(make, options, 0);
+      }
+    }
+  }
+}
+
+TEST(EpilogueHost, ResidualAndSumOfSquares) {
+  for (const i64 n : {64, 200}) {
+    Make make("residual", Form::gemm, n);
+    const i32 acc = make.gemm_nt(32, {n}, DType::bf16);
+    const i32 x =
+        make.cast(make.op(Op::add, {make.load_tile("residual", n, DType::bf16), acc}), DType::bf16);
+    make.partial("squares", Op::row_sum, {make.op(Op::mul, {x, x})});
+    make.store("x", x, DType::bf16);
+    make.store("scaled", make.op(Op::mul, {make.load_row("norm", n), x}), DType::bf16);
+    make.partial("maxima", Op::row_max, {x});
+    make.partial("lse", Op::lse, {x});
+    make.partial("columns", Op::col_sum, {x});
+    make.partial("columns2", Op::col_sum, {make.op(Op::mul, {x, x})});
+    check(make, rows(150));
+  }
+}
+
+TEST(EpilogueHost, TakesRowBlocksOfB) {
+  Make nt("blocks_nt", Form::gemm, 64 + 128 + 7);
+  nt.store("y", nt.gemm_nt(40, {64, 128, 7}, DType::bf16));
+  check(nt, rows(129), 0);
+  Make nn("blocks_nn", Form::gemm, 75);
+  nn.store("y", nn.gemm_nn({7, 1, 300, 51}, DType::bf16));
+  check(nn, rows(24), 0);
+}
+
+TEST(EpilogueHost, ElementwiseOpsBroadcastEveryKind) {
+  for (const Op op : {Op::add, Op::sub, Op::mul, Op::div, Op::maximum, Op::greater, Op::equal}) {
+    const i64 n = 70;
+    Make make("binary", Form::gemm, n);
+    const i32 acc = make.gemm_nt(8, {n}, DType::f32);
+    const i32 others[] = {make.load_tile("t", n), make.load_col("c"), make.load_row("r", n),
+                          make.load_scalar("s"), make.constant(0.75)};
+    int index = 0;
+    for (const i32 other : others) {
+      make.store(fmt::format("y{}", index), make.op(op, {acc, other}));
+      make.store(fmt::format("z{}", index++), make.op(op, {other, acc}), DType::bf16);
+    }
+    RunOptions options = rows(129);
+    options.strided = true;
+    check(make, options, 2);
+  }
+}
+
+TEST(EpilogueHost, UnaryOpsAndSpecialValues) {
+  Make make("special", Form::gemm, 24);
+  const i32 acc = make.gemm_nt(1, {24}, DType::f32);
+  const i32 zero = make.op(Op::mul, {acc, make.constant(0)});
+  RunOptions options = rows(7);
+  const double inf = INFINITY;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const std::string type(name_of(dtype));
+    const i32 x = make.op(Op::add, {make.load_tile("x_" + type, 24, dtype), zero});
+    make.store("copy_" + type, x, dtype);
+    for (const Op op : {Op::neg, Op::exp, Op::log, Op::tanh, Op::sigmoid, Op::rsqrt, Op::erf})
+      make.store(type + std::string("_") + std::to_string(static_cast<int>(op)), make.op(op, {x}));
+    const i32 c = make.load_col("c_" + type, dtype);
+    make.store("max_" + type, make.op(Op::maximum, {x, c}));
+    make.store("greater_" + type, make.op(Op::greater, {x, c}));
+    make.partial("row_max_" + type, Op::row_max, {x});
+    make.partial("lse_" + type, Op::lse, {x});
+    options.given["x_" + type] = {0.0,      -0.0, 1,   -1,  inf,  -inf, NAN, 60000, -60000, 0x1p-24,
+                                  -0x1p-24, 88,   -88, 104, -104, 2,    3,   5,     7};
+    options.given["c_" + type] = {0.0, inf, -inf, NAN, 1};
+  }
+  check(make, options, 4);
+}
+
+TEST(EpilogueHost, PairsInBothLayouts) {
+  const struct {
+    PairLayout layout;
+    i64 period, width;
+  } cases[] = {{PairLayout::interleaved, 2, 14},
+               {PairLayout::interleaved, 2, 602},
+               {PairLayout::halves, 16, 48},
+               {PairLayout::halves, 64, 640},
+               {PairLayout::halves, 0, 384}};
+  for (const auto& c : cases) {
+    Make make("pairs", Form::gemm, c.width);
+    const i32 acc = make.gemm_nt(8, {c.width}, DType::f32);
+    const i32 first = make.split(Op::first_of_pair, acc, c.layout, c.period);
+    const i32 second = make.split(Op::second_of_pair, acc, c.layout, c.period);
+    const i32 product = make.op(Op::mul, {make.op(Op::sigmoid, {first}), second});
+    make.store("hidden", product, DType::bf16);
+    make.store("joined", make.join(second, product, c.layout, c.period));
+    make.partial("sums", Op::row_sum, {product});
+    make.partial("acc_sums", Op::row_sum, {acc});
+    make.partial("columns", Op::col_sum, {product});
+    check(make, rows(129));
+  }
+}
+
+TEST(EpilogueHost, GateAndUpAsTwoBlocks) {
+  for (const i64 f : {7, 64, 160, 257}) {
+    Make make("swiglu", Form::gemm, 2 * f);
+    const i32 acc = make.gemm_nt(24, {f, f}, DType::bf16);
+    const i32 rstd = make.load_col("rstd");
+    const i32 gate = make.op(Op::mul, {make.cols(acc, 0, f), rstd});
+    const i32 up = make.op(Op::mul, {make.cols(acc, f, 2 * f), rstd});
+    const i32 z = make.cast(make.cat({gate, up}), DType::bf16);
+    make.store("z", z, DType::bf16);
+    const i32 g = make.cols(z, 0, f), u = make.cols(z, f, 2 * f);
+    make.store("hidden", make.op(Op::mul, {make.op(Op::mul, {g, make.op(Op::sigmoid, {g})}), u}),
+               DType::bf16);
+    for (const i64 m : {0, 1, 150}) check(make, rows(m));
+  }
+}
+
+TEST(EpilogueHost, RotatesHeads) {
+  for (const PairLayout layout : {PairLayout::interleaved, PairLayout::halves}) {
+    for (const i64 p : {16, 64, 128}) {
+      const i64 heads = 3, width = p * heads;
+      Make make("rope", Form::gemm, 2 * width + 7);
+      const i32 acc = make.gemm_nt(8, {width, width, 7}, DType::f32);
+      const i32 pos = make.load_col("pos", DType::i32);
+      const i32 freq = make.load_row("freq", p);
+      const i32 q = make.rotate(Op::rotate, make.cols(acc, 0, width), pos, freq, layout);
+      const i32 k = make.rotate(Op::unrotate, make.cols(acc, width, 2 * width), pos, freq, layout);
+      make.store("q", q);
+      make.store("k", k, DType::f16);
+      make.store("v", make.cols(acc, 2 * width, 2 * width + 7));
+      RunOptions options = rows(129);
+      options.integer_limit["pos"] = 131072;
+      std::vector<double> frequencies;
+      for (i64 j = 0; j < p; ++j) {
+        const double turns =
+            std::pow(10000.0, -2.0 * static_cast<double>(j % (p / 2)) / static_cast<double>(p)) /
+            6.283185307179586;
+        const auto high = static_cast<float>(turns);
+        frequencies.push_back(j < p / 2 ? high : turns - high);
+      }
+      options.given["freq"] = frequencies;
+      options.given["pos"] = {0, 1, 2, 17, 4095, 65536, 131071};
+      // Angles are good to 1e-7 turns, 6.3e-7 radians: about 6 roundings of 2^-23.
+      check(make, options, 16);
+    }
+  }
+}
+
+TEST(EpilogueHost, SegmentsOneHotAndBroadcasts) {
+  for (const i64 p : {64, 128}) {
+    const i64 width = 5 * p;
+    Make make("segments", Form::gemm, width);
+    const i32 acc = make.gemm_nt(8, {width}, DType::f32);
+    const i32 square = make.segment(Op::segment_sum, make.op(Op::mul, {acc, acc}), p);
+    make.store("square", square);
+    make.store("spread", make.op(Op::add, {acc, make.segment(Op::segment_broadcast, square, p)}));
+    Attrs onehot;
+    onehot.hi = width;
+    const i32 target = make.load_col("target", DType::i64);
+    const i32 hot = make.value(Op::onehot, {target}, onehot, Kind::tile, width);
+    make.store("hot", make.op(Op::sub, {acc, hot}));
+    make.store("from_c", make.op(Op::add, {acc, make.broadcast(make.load_col("c"), width)}));
+    make.store("from_r", make.op(Op::add, {acc, make.broadcast(make.load_row("r", width), width)}));
+    make.partial("valid", Op::sum, {make.value(Op::valid, {target}, {}, Kind::col, 1)});
+    RunOptions options = rows(140);
+    options.integer_limit["target"] = width;
+    check(make, options, 256);
+  }
+}
+
+TEST(EpilogueHost, PartialsAreFinishedByTheNextProgram) {
+  for (const i64 n : {63, 300}) {
+    Make first("reductions", Form::gemm, n);
+    const i32 acc = first.gemm_nt(24, {n}, DType::f32);
+    const i32 target = first.load_col("target", DType::i32);
+    first.partial("row_sums", Op::row_sum, {first.op(Op::mul, {acc, acc})});
+    first.partial("maxima", Op::row_max, {acc});
+    first.partial("lse", Op::lse, {acc});
+    first.partial("picked", Op::pick, {acc, target});
+    first.partial("col_sums", Op::col_sum, {acc});
+    Make second("finished", Form::gemm, n);
+    const i32 acc2 = second.gemm_nt(24, {n}, DType::f32);
+    const auto finished = [&](const char* name, Finish finish) {
+      return second.load_finished(name, Kind::col, 1, finish);
+    };
+    const i32 squares = finished("row_sums", Finish::sum);
+    const i32 rstd = second.op(Op::rsqrt, {second.op(Op::add, {squares, second.constant(0.5)})});
+    second.store("y0", second.op(Op::mul, {acc2, rstd}));
+    second.store("y1", second.op(Op::add, {acc2, finished("maxima", Finish::max)}));
+    second.store("y2", second.op(Op::sub, {acc2, finished("lse", Finish::lse)}));
+    second.store("y3", second.op(Op::sub, {acc2, finished("picked", Finish::sum)}));
+    second.store(
+        "y4",
+        second.op(Op::sub, {acc2, second.load_finished("col_sums", Kind::row, n, Finish::sum)}));
+    const i32 top = second.op(Op::sub, {acc2, finished("lse", Finish::lse_max)});
+    second.store("y5", second.op(Op::sub, {top, finished("lse", Finish::log_sum)}));
+    Chain chain;
+    chain.add(first.program);
+    chain.add(second.program);
+    for (const i64 m : {0, 127, 300}) {
+      RunOptions options = rows(m);
+      options.integer_limit["target"] = n;
+      StepBackend host(run_on_host);
+      const auto reference = make_reference_backend(DType::f32);
+      const Outputs want = run_plan(*reference, chain.plan(), options);
+      expect_close(*chain.plan(), run_plan(host, chain.plan(), options), want, 512);
+    }
+  }
+}
+
+TEST(EpilogueHost, WeightGradientsGoToRowBlocksAndAccumulate) {
+  Make make("d_weights", Form::gemm, 40);
+  const i32 acc = make.gemm_tn(30 + 129 + 7, DType::bf16);
+  make.store("d_w0", make.rows(acc, 0, 30));
+  make.store("d_w1", make.rows(acc, 30, 159), DType::f32, true);
+  make.store("d_w2", make.rows(acc, 159, 166), DType::bf16);
+  for (const i64 m : {0, 1, 257}) {
+    RunOptions options = rows(m);
+    options.strided = true;
+    check(make, options, 0);
+  }
+}
+
+/// Every GEMM program of forward and backward of a block, on its own.
+void check_block(bool head, DType dtype, i64 tokens) {
+  LlamaBlockSizes sizes;
+  sizes.d_model = 128;
+  sizes.d_ff = 200;
+  sizes.head_dim = 64;
+  sizes.n_kv_heads = 1;
+  sizes.vocab = 300;
+  sizes.dtype = dtype;
+  Graph graph;
+  const CompileRequest request =
+      head ? llama_head_block(graph, sizes) : llama_layer_block(graph, sizes);
+  CompileOptions compile_options;
+  compile_options.dtype = compile_options.output_dtype = dtype;
+  compile_options.weight_grad_dtype = DType::f32;
+  const auto plan = compile(graph, request, compile_options);
+  RunOptions options = rows(tokens);
+  options.integer_limit["targets"] = sizes.vocab;
+  for (const auto& step : gemm_steps(*plan)) check(step, options, 4096);
+}
+
+TEST(EpilogueHost, EveryProgramOfALlamaLayer) {
+  check_block(false, DType::bf16, 150);
+  check_block(false, DType::f32, 40);
+}
+
+TEST(EpilogueHost, EveryProgramOfALlamaHead) { check_block(true, DType::bf16, 150); }
+
+}  // namespace
+}  // namespace coda::testing
