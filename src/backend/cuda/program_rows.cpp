@@ -65,11 +65,20 @@ class RowsProgram::Parameter {
 
 namespace {
 
+/// Columns of which the narrowest tile has 16 bytes.
+int most_columns(const Program& program) {
+  std::size_t narrowest = 4;
+  for (const Operand& operand : program.operands) {
+    if (operand.kind == Kind::tile) narrowest = std::min(narrowest, size_of(operand.dtype));
+  }
+  return static_cast<int>(16 / narrowest);
+}
+
 /// Whether chunks of so many columns begin where one instruction can move them.
 bool aligned(const Program& program, std::span<const TensorView> views, int columns) {
   for (std::size_t i = 0; i < program.operands.size(); ++i) {
     const Operand& operand = program.operands[i];
-    if (operand.partial || (operand.kind != Kind::tile && operand.kind != Kind::row)) continue;
+    if (operand.partial || operand.kind == Kind::col || operand.kind == Kind::scalar) continue;
     const std::size_t element = size_of(operand.dtype);
     const std::size_t unit = std::min<std::size_t>(16, static_cast<std::size_t>(columns) * element);
     const auto address = reinterpret_cast<std::uintptr_t>(views[i].data);
@@ -84,7 +93,7 @@ bool aligned(const Program& program, std::span<const TensorView> views, int colu
 RowsProgram::RowsProgram(const Step& step, const Plan& plan)
     : program_(step.program), partials_(partial_loads(*program_, granules_of(step, plan))) {
   if (program_->form == Form::rows) {
-    wide_ = rows_kernel(*program_, partials_, kMostColumns);
+    wide_ = rows_kernel(*program_, partials_, most_columns(*program_));
   } else {
     vectors_ = vector_kernels(*program_, partials_);
   }

@@ -231,7 +231,8 @@ class RowsWriter {
 
   void write_row() {
     for (std::size_t i = 0; i < program_.operands.size(); ++i) {
-      if (program_.operands[i].kind != Kind::tile) continue;
+      const Kind kind = program_.operands[i].kind;
+      if (kind != Kind::tile && kind != Kind::weight) continue;
       values_.line(fmt::format("const long long at{0} = r * p.operands[{0}].stride;", i));
     }
     fill_shared();

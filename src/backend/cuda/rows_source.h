@@ -15,9 +15,6 @@
 
 namespace coda::cuda {
 
-/// Columns that a thread takes at once at most: 16 bytes of a 16-bit type.
-inline constexpr int kMostColumns = 8;
-
 /// How an operand of partials becomes a vector.
 struct PartialLoad {
   std::int32_t operand = -1;    ///< of the program

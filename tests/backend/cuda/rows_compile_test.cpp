@@ -21,13 +21,14 @@ class CudaRowsCompile : public ::testing::Test {
   }
 
   template <class Build>
-  void add(const Build& build, DType dtype, bool fuse) {
+  void add(const Build& build, blocks::Sizes sizes, DType dtype, bool fuse) {
     coda::Graph graph;
-    blocks::Sizes sizes{.d = 256, .f = 512, .head = 64, .kv = 128, .vocab = 1000};
     sizes.tile = dtype;
     CompileOptions options;
     options.dtype = options.output_dtype = dtype;
     options.fuse = fuse;
+    options.accumulate_weight_grads = true;
+    options.weight_grad_dtype = DType::f32;
     const auto plan = compile(graph, build(graph, sizes), options);
     for (const auto* steps : {&plan->forward, &plan->backward}) {
       for (const Step& step : *steps) {
@@ -56,9 +57,14 @@ class CudaRowsCompile : public ::testing::Test {
 };
 
 TEST_F(CudaRowsCompile, RowProgramsOfBlocks) {
-  add(blocks::llama_layer, DType::bf16, true);
-  add(blocks::head, DType::bf16, true);
-  add(blocks::qk_norm_layer, DType::bf16, true);
+  const blocks::Sizes even{.d = 256, .f = 512, .head = 64, .kv = 128, .vocab = 1000};
+  const blocks::Sizes equal{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
+  add(blocks::llama_layer, even, DType::bf16, true);
+  add(blocks::head, even, DType::bf16, true);
+  add(blocks::qk_norm_layer, even, DType::f32, true);
+  add(blocks::qk_norm_layer, equal, DType::bf16, true);
+  add(blocks::llama_layer, equal, DType::bf16, true);
+  add(blocks::qk_norm_layer, equal, DType::f32, true);
   expect_compiled();
 }
 
