@@ -30,7 +30,7 @@ CLI::Validator whole_number() {
 }
 
 void DeviceOptions::add_options(CLI::App& app) {
-  app.add_option("--device", device, "cpu, or reference: slow scalar code that defines the result")
+  app.add_option("--device", device, "cpu, cuda (a Hopper GPU), or reference: slow scalar code that defines the result")
       ->group("Device")
       ->capture_default_str();
   app.add_option("--threads", threads, "Threads, 0: all cores. Results do not depend on it")
@@ -45,8 +45,9 @@ std::unique_ptr<Backend> DeviceOptions::make() const {
                             threads);
   }
   if (device == "cpu") return make_cpu_backend(threads);
+  if (device == "cuda") return make_cuda_backend();
   if (device == "reference") return make_reference_backend(DType::f32);
-  throw_error<UsageError>("--device: expected cpu or reference, got \"{}\".", device);
+  throw_error<UsageError>("--device: expected cpu, cuda or reference, got \"{}\".", device);
 }
 
 }  // namespace coda
