@@ -1,0 +1,283 @@
+// Time of a training step of a LLaMA on the GPU: forward, backward and AdamW, whole and step by
+// step of the plan. Weights and tokens are random; nothing is read or written.
+//   step_cuda [--d 2048] [--layers 16] [--heads 32] [--kv-heads 8] [--d-ff 8192] [--vocab 128256]
+//             [--seq 8192] [--batch 2] [--held-price 0] [--turns 10] [--untied]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend/arena.h"
+#include "backend/backend_tensor.h"
+#include "backend/cuda/session.h"
+#include "base/convert.h"
+#include "coda/nn.h"
+#include "nn/models/llama.h"
+#include "plan/compile.h"
+
+namespace {
+
+using namespace coda;
+
+struct Options {
+  std::int64_t d = 2048, layers = 16, heads = 32, kv_heads = 8, d_ff = 8192, vocab = 128256;
+  std::int64_t seq = 8192, batch = 2, turns = 10;
+  double held_price = 0;
+  bool tied = true;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  const std::map<std::string, std::int64_t*> numbers = {
+      {"--d", &o.d},         {"--layers", &o.layers},
+      {"--heads", &o.heads}, {"--kv-heads", &o.kv_heads},
+      {"--d-ff", &o.d_ff},   {"--vocab", &o.vocab},
+      {"--seq", &o.seq},     {"--batch", &o.batch},
+      {"--turns", &o.turns}};
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--untied") {
+      o.tied = false;
+    } else if (i + 1 < argc && name == "--held-price") {
+      o.held_price = std::atof(argv[++i]);
+    } else if (const auto it = numbers.find(name); it != numbers.end() && i + 1 < argc) {
+      *it->second = std::atoll(argv[++i]);
+    } else {
+      fmt::print(stderr, "step_cuda: unknown argument {}\n", name);
+      std::exit(2);
+    }
+  }
+  return o;
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Everything that the plan is bound to: weights of size 1 / sqrt(columns), gradients of zero.
+class Memory {
+ public:
+  Memory(Backend& gpu, const Plan& plan, Session& session, const Options& o) {
+    const std::int64_t tokens = o.seq * o.batch;
+    for (const Buffer& b : plan.buffers) {
+      if (b.role != Role::input && b.role != Role::output) continue;
+      const Extents extents =
+          b.kind == Kind::list ? Extents{1, o.batch + 1} : extents_of(b, tokens);
+      BackendTensor tensor(gpu, b.dtype, extents.rows, extents.cols);
+      if (b.role == Role::input) fill(tensor, b, o);
+      session.bind(b.name, tensor.view());
+      tensors_.emplace(b.name, std::move(tensor));
+    }
+  }
+  BackendTensor& at(const std::string& name) { return tensors_.at(name); }
+
+ private:
+  void fill(BackendTensor& tensor, const Buffer& b, const Options& o) {
+    const auto count = static_cast<std::size_t>(tensor.view().rows * tensor.view().cols);
+    if (!is_float(b.dtype)) {
+      std::vector<std::int32_t> values(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        values[i] = static_cast<std::int32_t>(b.kind == Kind::list    ? row * o.seq
+                                              : b.name == "positions" ? row % o.seq
+                                                                      : row * 7919 % o.vocab);
+      }
+      tensor.upload(values.data());
+      return;
+    }
+    if (b.name == "rope_freq") {
+      tensor.upload(rope_frequencies(b.cols, 500000.0).data());
+      return;
+    }
+    const float size = b.kind == Kind::scalar ? 1.0f / static_cast<float>(o.seq * o.batch)
+                       : b.kind == Kind::row  ? 1.0f
+                                              : 1.7f / std::sqrt(static_cast<float>(b.cols));
+    std::vector<float> values(count);
+    std::uint32_t state = 12345;
+    for (float& v : values) {
+      state = state * 1664525u + 1013904223u;
+      v = b.kind == Kind::weight ? size * (static_cast<float>(state >> 8) * 0x1p-23f - 1.0f) : size;
+    }
+    if (b.dtype == DType::f32) {
+      tensor.upload(values.data());
+      return;
+    }
+    std::vector<std::uint16_t> rounded(count);
+    for (std::size_t i = 0; i < count; ++i) rounded[i] = bf16_from_f32(values[i]);
+    tensor.upload(rounded.data());
+  }
+
+  std::map<std::string, BackendTensor> tensors_;
+};
+
+/// The name of a step without what tells layers apart.
+std::string kind_of(const Step& step) {
+  if (!step.program) {
+    return step.opaque == Opaque::attention            ? "attention"
+           : step.opaque == Opaque::attention_backward ? "attention_backward"
+           : step.opaque == Opaque::embedding          ? "embedding"
+                                                       : "embedding_backward";
+  }
+  std::string name;
+  for (const char c : step.program->name) {
+    if (c < '0' || c > '9') name += c;
+  }
+  const char* form = step.program->form == Form::gemm   ? "gemm "
+                     : step.program->form == Form::rows ? "rows "
+                                                        : "vectors ";
+  return form + name.substr(0, 70);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+int run(const Options& o) {
+  LlamaConfig config;
+  config.hidden_size = o.d;
+  config.num_hidden_layers = o.layers;
+  config.num_attention_heads = o.heads;
+  config.num_key_value_heads = o.kv_heads;
+  config.head_dim = o.d / o.heads;
+  config.intermediate_size = o.d_ff;
+  config.vocab_size = o.vocab;
+  config.tie_word_embeddings = o.tied;
+  config.max_position_embeddings = o.seq;
+  const std::int64_t tokens = o.seq * o.batch;
+
+  coda::cuda::CudaBackend gpu;
+  double start = now();
+  Graph graph;
+  const LlamaGraph model = build_llama(graph, config, DType::bf16);
+  CompileRequest request;
+  request.outputs.push_back({"loss", model.loss, graph.scalar("d_loss"), true});
+  request.wrt = model.weights;
+  CompileOptions options;
+  options.dtype = DType::bf16;
+  options.output_dtype = options.weight_grad_dtype = DType::f32;
+  options.accumulate_weight_grads = true;
+  options.held_price = o.held_price;
+  const auto plan = compile(graph, request, options);
+  fmt::print("plan: {:.1f} s, {} + {} steps\n", now() - start, plan->forward.size(),
+             plan->backward.size());
+  start = now();
+  coda::cuda::CudaSession session(gpu, plan, tokens);
+  fmt::print("kernels: {:.1f} s\n", now() - start);
+  Memory memory(gpu, *plan, session, o);
+
+  std::vector<BackendTensor> owned;
+  std::vector<AdamWTensor> weights;
+  for (const LlamaWeight& w : llama_weights(config)) {
+    AdamWTensor t;
+    t.count = w.rows * w.cols;
+    t.decays = !w.is_vector;
+    t.gradient = memory.at("d_" + w.name).view().as<float>();
+    for (float** p : {&t.value, &t.first, &t.second}) {
+      if (p == &t.value && w.is_vector) {
+        t.value = memory.at(w.name).view().as<float>();
+        continue;
+      }
+      owned.emplace_back(gpu, DType::f32, 1, t.count);
+      *p = owned.back().view().as<float>();
+    }
+    if (!w.is_vector) t.rounded = memory.at(w.name).view().data;
+    weights.push_back(t);
+  }
+  const auto adamw = gpu.make_adamw(weights);
+  const auto forward_backward = [&] {
+    for (const LlamaWeight& w : llama_weights(config)) memory.at("d_" + w.name).fill_zero();
+    session.run(Phase::forward, tokens);
+    session.run(Phase::backward, tokens);
+  };
+  // AdamW is timed apart, since its masters, and so its weights, are zeros here.
+  const AdamWStep nothing{1.0f, 0.9f, 0.95f, 0.0f, 1.0f, 1e-8f, 1.0f};
+  const auto loss = [&] {
+    float value = 0;
+    memory.at("loss").download(&value);
+    return value / static_cast<float>(tokens);
+  };
+  start = now();
+  forward_backward();
+  gpu.synchronize();
+  fmt::print("first run: {:.2f} s\n", now() - start);
+  std::size_t free = 0, total = 0;
+  coda::cuda::driver().mem_get_info(&free, &total);
+  fmt::print("memory: {:.1f} GiB in use with AdamW's state\n",
+             static_cast<double>(total - free) / (1 << 30));
+
+  std::vector<double> passes;
+  float last_loss = 0;
+  for (std::int64_t turn = 0; turn < o.turns + 2; ++turn) {
+    gpu.synchronize();
+    start = now();
+    forward_backward();
+    last_loss = loss();
+    if (turn >= 2) passes.push_back(now() - start);
+  }
+  std::vector<double> updates;
+  for (std::int64_t turn = 0; turn < 5; ++turn) {
+    gpu.synchronize();
+    start = now();
+    const double norm = std::sqrt(adamw->gradient_square_sum());
+    adamw->update(nothing);
+    gpu.synchronize();
+    updates.push_back(now() - start);
+    if (turn == 0) fmt::print("loss {:.4f}, gradient norm {:.4f}\n", last_loss, norm);
+  }
+  const double step = median(passes);
+  fmt::print(
+      "forward + backward: median {:.2f} ms of {} (fastest {:.2f}), {:.1f}k tokens/s; norm + AdamW "
+      "{:.2f} ms\n",
+      step * 1e3, o.turns, *std::min_element(passes.begin(), passes.end()) * 1e3,
+      static_cast<double>(tokens) / step * 1e-3, median(updates) * 1e3);
+
+  struct Row {
+    double ms = 0, flops = 0, bytes = 0;
+    int count = 0;
+  };
+  double in_all = 0;
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    const auto& steps = phase == Phase::forward ? plan->forward : plan->backward;
+    session.timed_run(phase, tokens);
+    const std::vector<double> times = session.timed_run(phase, tokens);
+    std::map<std::string, Row> rows;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const Cost cost = cost_of(steps[i], *plan, tokens);
+      Row& row = rows[kind_of(steps[i])];
+      row.ms += times[i];
+      row.flops += cost.flops;
+      row.bytes += cost.bytes;
+      ++row.count;
+    }
+    std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
+    std::sort(sorted.begin(), sorted.end(),
+              [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
+    double sum = 0;
+    for (const auto& [name, row] : sorted) {
+      sum += row.ms;
+      fmt::print("{:9.3f} ms {:4} x {:7.1f} TFLOP/s {:7.2f} TB/s  {}\n", row.ms, row.count,
+                 row.flops / row.ms * 1e-9, row.bytes / row.ms * 1e-9, name);
+    }
+    fmt::print("{:9.3f} ms {}\n", sum, phase == Phase::forward ? "forward" : "backward");
+    in_all += sum;
+  }
+  fmt::print("{:9.3f} ms step by step\n", in_all);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(parse(argc, argv));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "step_cuda: {}\n", error.what());
+    return 1;
+  }
+}
