@@ -28,9 +28,10 @@ struct Candidate {
   std::vector<double> forward, backward;
 };
 
-double timed_run(Session& session, Phase phase, std::int64_t tokens) {
+double timed_run(Backend& backend, Session& session, Phase phase, std::int64_t tokens) {
   const auto start = std::chrono::steady_clock::now();
   session.run(phase, tokens);
+  backend.synchronize();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -64,15 +65,15 @@ int BenchCommand::run() const {
     Candidate c{fuse ? "fused" : "unfused", block.compile_plan(fuse), nullptr, nullptr, {}, {}};
     c.memory = std::make_unique<BlockMemory>(*c.plan, block.tokens, block.sizes, false);
     c.session = backend->prepare(c.plan, block.tokens);
-    c.memory->bind(*c.session);
+    c.memory->bind(*c.session, *backend);
     candidates.push_back(std::move(c));
   }
   // In turns, so that whatever else the machine does meets both alike. The first round warms up.
   double spent = 0.0;
   for (int round = 0; round < 4 || spent < seconds; ++round) {
     for (Candidate& c : candidates) {
-      const double forward = timed_run(*c.session, Phase::forward, block.tokens);
-      const double backward = timed_run(*c.session, Phase::backward, block.tokens);
+      const double forward = timed_run(*backend, *c.session, Phase::forward, block.tokens);
+      const double backward = timed_run(*backend, *c.session, Phase::backward, block.tokens);
       spent += forward + backward;
       if (round == 0) continue;
       c.forward.push_back(forward);

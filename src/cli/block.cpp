@@ -98,9 +98,26 @@ BlockMemory::BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlock
   }
 }
 
-void BlockMemory::bind(Session& session) const {
-  for (const auto* tensors : {&inputs_, &outputs_}) {
-    for (const auto& [name, tensor] : *tensors) session.bind(name, tensor.view());
+void BlockMemory::bind(Session& session, Backend& backend) {
+  for (auto* tensors : {&inputs_, &outputs_}) {
+    for (auto& [name, tensor] : *tensors) {
+      TensorView view = tensor.view();
+      if (!backend.on_host()) {
+        BackendTensor& there = device_[name];
+        there = BackendTensor(backend, view.dtype, view.rows, view.cols);
+        there.upload(view.data);
+        view = there.view();
+      }
+      session.bind(name, view);
+    }
+  }
+}
+
+void BlockMemory::fetch() {
+  for (auto& [name, tensor] : outputs_) {
+    if (const auto it = device_.find(name); it != device_.end()) {
+      it->second.download(tensor.view().data);
+    }
   }
 }
 

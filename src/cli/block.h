@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/backend_tensor.h"
 #include "cli/command.h"
 #include "nn/models/llama_blocks.h"
 #include "plan/compile.h"
@@ -30,11 +31,15 @@ class BlockMemory {
   /// of their columns, norms about 1; rounded to the plan's types. Outputs are NaN. widen: as f64.
   BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlockSizes& sizes, bool widen);
 
-  void bind(Session& session) const;
+  /// The session must be of this backend.
+  void bind(Session& session, Backend& backend);
+  /// After a run: outputs of a backend with memory of its own come to the host. Waits.
+  void fetch();
   const std::map<std::string, HostTensor>& outputs() const { return outputs_; }
 
  private:
   std::map<std::string, HostTensor> inputs_, outputs_;
+  std::map<std::string, BackendTensor> device_;
 };
 
 }  // namespace coda

@@ -58,13 +58,14 @@ int CheckCommand::run() const {
       tolerance > 0.0 ? tolerance : default_tolerance(*plan, parse_dtype(block.dtype));
   const auto backend = device.make();
   const auto oracle = make_reference_backend(DType::f64);
-  const BlockMemory memory(*plan, block.tokens, block.sizes, false);
-  const BlockMemory exact(*plan, block.tokens, block.sizes, true);
-  const auto run_on = [&](Backend& on, const BlockMemory& with) {
+  BlockMemory memory(*plan, block.tokens, block.sizes, false);
+  BlockMemory exact(*plan, block.tokens, block.sizes, true);
+  const auto run_on = [&](Backend& on, BlockMemory& with) {
     const auto session = on.prepare(plan, block.tokens);
-    with.bind(*session);
+    with.bind(*session, on);
     session->run(Phase::forward, block.tokens);
     session->run(Phase::backward, block.tokens);
+    with.fetch();
   };
   run_on(*backend, memory);
   run_on(*oracle, exact);

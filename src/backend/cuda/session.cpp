@@ -23,6 +23,34 @@ bool same(const TensorView& a, const TensorView& b) {
          a.stride == b.stride;
 }
 
+/// What of a program decides its kernels: everything but names.
+std::string structure_of(const Program& p) {
+  std::string text;
+  const auto put = [&](auto... numbers) {
+    ((text += fmt::format("{} ", numbers)), ...);
+    text += '\n';
+  };
+  const auto dim = [&](const Dim& d) { put(static_cast<int>(d.symbol), d.num, d.den); };
+  put(static_cast<int>(p.form), p.gemm.transpose_a, p.gemm.transpose_b, p.gemm.a);
+  for (const std::int32_t b : p.gemm.b) put(b);
+  for (const Dim& d : {p.gemm.k, p.rows, p.cols}) dim(d);
+  for (const Operand& o : p.operands) {
+    put(static_cast<int>(o.kind), static_cast<int>(o.dtype), o.output, o.partial, o.accumulate);
+    dim(o.rows);
+    dim(o.cols);
+  }
+  for (const Value& v : p.values) {
+    const Attrs& a = v.attrs;
+    put(static_cast<int>(v.op), static_cast<int>(v.kind), v.operand, v.partial, v.args.size());
+    for (const std::int32_t arg : v.args) put(arg);
+    dim(v.cols);
+    put(a.value, a.lo, a.hi, a.period, static_cast<int>(a.layout), static_cast<int>(a.dtype),
+        a.transpose_a, a.transpose_b, static_cast<int>(a.finish), a.ignore_index, a.index, a.index2,
+        static_cast<int>(a.opaque));
+  }
+  return text;
+}
+
 std::size_t slot_of(Phase phase) { return phase == Phase::forward ? 0 : 1; }
 
 }  // namespace
@@ -130,7 +158,13 @@ std::vector<CudaSession::BoundStep> CudaSession::make_steps(const std::vector<St
   std::vector<BoundStep> made;
   for (const Step& step : steps) {
     BoundStep bound;
-    bound.kernel = make_step_kernel(step, *plan_, context);
+    // Equal programs of different layers take the names of the first, so that they are one kernel.
+    Step named = step;
+    if (step.program) {
+      named.program =
+          programs_.try_emplace(structure_of(*step.program), step.program).first->second;
+    }
+    bound.kernel = make_step_kernel(named, *plan_, context);
     bound.step = &step;
     bound.views.resize(step.slices.size());
     made.push_back(std::move(bound));

@@ -3,7 +3,9 @@
 // or waits. What did not change since the last run is not bound again, and is replayed as a graph.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -74,6 +76,7 @@ class CudaSession final : public Session {
   std::shared_ptr<const Plan> plan_;
   Bindings bindings_;
   DeviceBuffer workspace_;
+  std::map<std::string, std::shared_ptr<const Program>> programs_;  ///< by structure
   std::vector<BoundStep> steps_[2];
   std::unique_ptr<Graph> graphs_[2];
   bool ran_[2] = {false, false};  ///< since the last synchronize
