@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -14,26 +15,30 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// One step's forward and backward passes: gradients of the mean loss over all its labels, however
-/// they are spread over the micro-batches. Returns that mean.
-double accumulate_gradients(Model& model, std::span<const std::int32_t> tokens,
-                            const TrainOptions& options, std::int64_t step) {
-  model.zero_gradients();
-  const std::int64_t sequences = options.batch * options.accumulate;
+/// The micro-batches of one step.
+std::vector<Batch> batches_of(std::span<const std::int32_t> tokens, const TrainOptions& options,
+                              std::int64_t step) {
   std::vector<Batch> batches;
-  std::int64_t labels = 0;
   for (std::int64_t i = 0; i < options.accumulate; ++i) {
-    batches.push_back(draw_batch(tokens, options.seq, options.seed, step, sequences,
-                                 i * options.batch, options.batch));
-    labels += batches.back().valid_labels();
+    batches.push_back(draw_batch(tokens, options.seq, options.seed, step,
+                                 options.batch * options.accumulate, i * options.batch,
+                                 options.batch));
   }
+  return batches;
+}
+
+}  // namespace
+
+double accumulate_gradients(Model& model, std::span<const Batch> batches) {
+  model.zero_gradients();
+  std::int64_t labels = 0;
+  for (const Batch& batch : batches) labels += batch.valid_labels();
+  if (labels == 0) return std::numeric_limits<double>::quiet_NaN();
   const auto scale = static_cast<float>(1.0 / static_cast<double>(labels));
   double loss = 0.0;
   for (const Batch& batch : batches) loss += model.forward_backward(batch, scale);
   return loss / static_cast<double>(labels);
 }
-
-}  // namespace
 
 std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
                                                const TrainOptions& options) {
@@ -63,7 +68,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     const double start = seconds_now();
     const std::int64_t step = done + 1;
     StepMetrics report{step, 0.0, schedule.at(step), 0.0, 0.0};
-    report.loss = accumulate_gradients(model, tokens.training, options, step);
+    report.loss = accumulate_gradients(model, batches_of(tokens.training, options, step));
     report.gradient_norm = optimizer.gradient_norm();
     if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
       throw_error<Error>(

@@ -34,6 +34,10 @@ struct LoopEvents {
   std::function<bool()> should_stop;  ///< asked after each step
 };
 
+/// Sets the gradients to those of the mean loss over all labels of these micro-batches, however
+/// they are spread over them, and returns that mean. With no label at all: zeros and NaN.
+double accumulate_gradients(Model& model, std::span<const Batch> batches);
+
 /// The held-out tokens that a run evaluates: the first of them, at most options.eval_tokens.
 std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
                                                const TrainOptions& options);

@@ -90,6 +90,35 @@ TEST(LlamaConfig, OldAndNewRopeKeysMeanTheSame) {
   EXPECT_THAT(complaint("rope_parameters", 3), HasSubstr("expected an object, got 3"));
 }
 
+TEST(LlamaConfig, RopeScalingHoldsBesideRopeParametersAsInTransformers) {
+  const json kind = {{"rope_type", "llama3"},
+                     {"factor", 8.0},
+                     {"low_freq_factor", 1.0},
+                     {"high_freq_factor", 4.0}};
+  json both = small();
+  both["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 7.0}};
+  both["rope_scaling"] = kind;
+  both["max_position_embeddings"] = 4096;
+  const auto parse = [](const json& config) {
+    return parse_llama_config(config.dump(), "config.json");
+  };
+  const LlamaConfig c = parse(both);
+  // The other object's theta does not count either; the original length is by default the longest.
+  EXPECT_EQ(c.rope_theta, 10000.0);
+  EXPECT_EQ(c.rope_scaling, (Llama3Rope{8.0, 1.0, 4.0, 4096}));
+  both["rope_theta"] = 3e5;
+  EXPECT_EQ(parse(both).rope_theta, 3e5);
+  both["rope_scaling"]["rope_theta"] = 9.0;
+  EXPECT_EQ(parse(both).rope_theta, 9.0);
+  for (const json& absent : {json(nullptr), json::object()}) {
+    both["rope_scaling"] = absent;
+    EXPECT_EQ(parse(both).rope_theta, 7.0);
+    EXPECT_FALSE(parse(both).rope_scaling.has_value());
+  }
+  EXPECT_THAT(complaint("rope_scaling", 3), HasSubstr("rope_scaling: expected an object, got 3"));
+  EXPECT_THAT(complaint("partial_rotary_factor", 0.5), HasSubstr("expected 1"));
+}
+
 TEST(LlamaConfig, WhatCodaDoesNotComputeIsRefused) {
   EXPECT_THAT(complaint("attention_bias", true), HasSubstr("attention_bias: expected false"));
   EXPECT_THAT(complaint("mlp_bias", true), HasSubstr("mlp_bias: expected false"));

@@ -70,6 +70,17 @@ def test_rope_in_the_older_spelling(coda, tmp_path, scaling):
     assert_verified(coda, tmp_path)
 
 
+def test_rope_scaling_beside_rope_parameters(coda, tmp_path):
+    """transformers lets rope_scaling hold, whole, where both stand."""
+    random_llama(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    config["rope_scaling"] = LLAMA3
+    path.write_text(json.dumps(config))
+    assert_verified(coda, tmp_path)
+
+
 def test_sharded_weights(coda, tmp_path):
     random_llama(tmp_path, shard_size="60KB")
     assert not (tmp_path / "model.safetensors").exists()

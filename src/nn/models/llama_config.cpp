@@ -88,6 +88,14 @@ class Reader {
     }
   }
 
+  void must_be_one(const char* key) const {
+    if (positive(key, 1.0) != 1.0) {
+      throw_error<UsageError>("{}: {}: expected 1 (RoPE turns whole heads), got {}.", where_, key,
+                              excerpt(object_[key]));
+    }
+  }
+
+  bool empty() const { return object_.empty(); }
   const std::string& where() const { return where_; }
 
  private:
@@ -109,12 +117,16 @@ class Reader {
 };
 
 /// rope_parameters (transformers 5) holds theta and the kind; before, theta stood outside and
-/// rope_scaling (with "type" in its oldest form) held the kind.
+/// rope_scaling (with "type" in its oldest form) held the kind. Where both stand, rope_scaling
+/// holds, whole, as in transformers; an empty one counts as absent.
 void read_rope(const Reader& config, LlamaConfig& out) {
   out.rope_theta = config.positive("rope_theta", out.rope_theta);
-  const char* key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  config.must_be_one("partial_rotary_factor");
+  const bool old = config.has("rope_scaling") && !config.object("rope_scaling").empty();
+  const char* key = old ? "rope_scaling" : "rope_parameters";
   if (!config.has(key)) return;
   const Reader rope = config.object(key);
+  rope.must_be_one("partial_rotary_factor");
   out.rope_theta = rope.positive("rope_theta", out.rope_theta);
   const std::string kind = rope.text("rope_type", rope.text("type", "default").c_str());
   if (kind == "default") return;
@@ -132,7 +144,8 @@ void read_rope(const Reader& config, LlamaConfig& out) {
   scaling.factor = rope.positive("factor", 0.0);
   scaling.low_freq_factor = rope.positive("low_freq_factor", 0.0);
   scaling.high_freq_factor = rope.positive("high_freq_factor", 0.0);
-  scaling.original_max_position_embeddings = rope.size("original_max_position_embeddings");
+  scaling.original_max_position_embeddings =
+      rope.size("original_max_position_embeddings", out.max_position_embeddings);
   out.rope_scaling = scaling;
 }
 
