@@ -12,8 +12,7 @@ void Printer::add_option(CLI::App& app) {
 
 void Printer::object(const nlohmann::ordered_json& object) const {
   if (!json_) return;
-  fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  std::fflush(stdout);
+  print_to(stdout, "{}\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 CLI::Validator whole_number() {

@@ -1,8 +1,6 @@
 // What every subcommand shares: how it registers itself, where its text goes, which backend runs.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
@@ -11,6 +9,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "cli/print.h"
 
 namespace coda {
 
@@ -42,11 +41,11 @@ class Printer {
 
   template <class... Args>
   void result(fmt::format_string<Args...> format, Args&&... args) const {
-    if (!json_) fmt::print(format, std::forward<Args>(args)...);
+    if (!json_) print_to(stdout, format, std::forward<Args>(args)...);
   }
   template <class... Args>
   void note(fmt::format_string<Args...> format, Args&&... args) const {
-    if (!json_) fmt::print(stderr, format, std::forward<Args>(args)...);
+    if (!json_) print_to(stderr, format, std::forward<Args>(args)...);
   }
 
  private:

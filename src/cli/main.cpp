@@ -1,19 +1,28 @@
 // coda: one program, one subcommand a file. Exit codes: 0 done, 2 wrong input or usage, 1 all else.
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <new>
 
 #include "cli/command.h"
+#include "cli/usage.h"
 #include "coda/error.h"
 #include "coda/version.h"
 
 namespace coda {
 namespace {
 
+/// A result that could not be written is no success.
+int with_output_checked(int code) {
+  if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
+  print_to(stderr, "coda: cannot write to standard output: {}.\n", std::strerror(errno));
+  return 1;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Transformers as GEMM-plus-epilogue programs, derived from plain math."};
   app.set_version_flag("--version", std::string(version()));
   app.require_subcommand(0, 1);
-  app.failure_message(CLI::FailureMessage::simple);
   app.footer(
       "Exit codes: 0 done, 2 wrong input or usage, 1 everything else.\n"
       "Example:\n"
@@ -22,15 +31,17 @@ int run(int argc, char** argv) {
   const Command commands[] = {add_train(app),    add_eval(app),   add_generate(app),
                               add_tokenize(app), add_verify(app), add_explain(app),
                               add_check(app),    add_bench(app),  add_info(app)};
+  check_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;  // --help and --version end here as well
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help and --version
+    throw UsageError(usage_message(app, e));
   }
   for (const Command& command : commands) {
-    if (command.app->parsed()) return command.run();
+    if (command.app->parsed()) return with_output_checked(command.run());
   }
-  fmt::print(stderr, "coda: expected a command, got none.\n\n{}", app.help());
+  print_to(stderr, "coda: expected a command, got none.\n\n{}", app.help());
   return 2;
 }
 
@@ -41,12 +52,12 @@ int main(int argc, char** argv) {
   try {
     return coda::run(argc, argv);
   } catch (const coda::UsageError& e) {
-    fmt::print(stderr, "coda: {}\n", e.what());
+    coda::print_to(stderr, "coda: {}\n", e.what());
     return 2;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "coda: out of memory. Use a smaller model, --batch or --seq.\n");
+    coda::print_to(stderr, "coda: out of memory. Use a smaller model, --batch or --seq.\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "coda: {}\n", e.what());
+    coda::print_to(stderr, "coda: {}\n", e.what());
   }
   return 1;
 }

@@ -1,10 +1,11 @@
 #include "cli/progress.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+
+#include "cli/print.h"
 
 namespace coda {
 namespace {
@@ -32,17 +33,16 @@ void Progress::update(std::int64_t done, const std::string& text) {
                       static_cast<double>(total_ - done);
   if (terminal_) {
     const auto full = static_cast<std::size_t>(done * kWidth / std::max<std::int64_t>(1, total_));
-    fmt::print(stderr, "\r[{:.<{}}] {}/{}  {}  {} left \x1b[K", std::string(full, '#'), kWidth,
-               done, total_, text, duration(left));
-    std::fflush(stderr);
+    print_to(stderr, "\r[{:.<{}}] {}/{}  {}  {} left \x1b[K", std::string(full, '#'), kWidth, done,
+             total_, text, duration(left));
     open_ = true;
   } else if (done % 10 == 0 || done == total_ || done == first_ + 1) {
-    fmt::print(stderr, "step {}/{}  {}  {} left\n", done, total_, text, duration(left));
+    print_to(stderr, "step {}/{}  {}  {} left\n", done, total_, text, duration(left));
   }
 }
 
 void Progress::finish_line() {
-  if (open_) fmt::print(stderr, "\n");
+  if (open_) print_to(stderr, "\n");
   open_ = false;
 }
 

@@ -1,18 +1,24 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "backend/cuda/info.h"
 #include "base/check.h"
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "cli/progress.h"
 #include "train/init.h"
 #include "train/llama_model.h"
 #include "train/loop.h"
 #include "train/memory.h"
+#include "train/plot.h"
 #include "train/run_folder.h"
+#include "train/speed.h"
 
 namespace coda {
 namespace {
@@ -21,14 +27,30 @@ using nlohmann::ordered_json;
 
 volatile std::sig_atomic_t g_stop = 0;
 
-/// The first Ctrl-C or SIGTERM asks the loop to stop after its step; the second one kills.
+/// The first Ctrl-C, SIGTERM or hang-up of the terminal asks the loop to stop after its step; the
+/// second one kills. So does a reader of the output who leaves. A file that the limits of the
+/// process do not let grow is an error like a full disk, not the end of the process.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = [](int) { g_stop = 1; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGPIPE, &action, nullptr);
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  action.sa_handler = SIG_IGN;
+  action.sa_flags = 0;
+  sigaction(SIGXFSZ, &action, nullptr);
+}
+
+/// For a shell to read as one word.
+std::string shell_word(const std::string& text) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("/._-+=:,@%", c);
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
 }
 
 /// So that a run can be resumed from any folder.
@@ -45,15 +67,26 @@ struct TrainCommand {
   TrainOptions options;
   DeviceOptions device;
   Printer output;
-  std::string out, resume;
+  std::string out, resume, config, plot;
   std::int64_t stop_after = 0;
 
   void add_options(CLI::App& sub);
   int run();
 
  private:
+  bool resuming() const { return !resume.empty(); }
+  void begin();
+  void continue_run();
   void check_resume_alone() const;
+  LlamaConfig model_config(const Tokenizer& tokenizer) const;
+  void check_hash(const std::string& hash) const;
+  void train(Model& model, AdamW& optimizer, const TokenSplit& tokens, Progression& run,
+             const LlamaConfig& model_config);
+  void write_plot() const;
   void report(Model& model, const TokenSplit& tokens, std::optional<double> known) const;
+  std::string resume_command() const;
+
+  std::optional<FileLock> lock_;  ///< of the run's folder
 };
 
 void TrainCommand::add_options(CLI::App& sub) {
@@ -69,15 +102,21 @@ void TrainCommand::add_options(CLI::App& sub) {
       ->group(data);
   sub.add_option("--resume", resume, "Continue the run in this folder with its own options")
       ->group(data);
+  sub.add_option("--config", config,
+                 "JSON file with any of these options (d_model for --d-model), such as "
+                 "RUN/options.json; the command line has the last word")
+      ->group(data);
   option(data, "--steps", o.steps, "Length of the schedule");
   sub.add_option("--stop-after", stop_after,
                  "Stop at this step of a longer schedule; 0: at its end")
       ->group(data);
   option(data, "--eval-every", o.eval_every, "Steps between evaluations, 0: at the end only");
   option(data, "--save-every", o.save_every, "Steps between checkpoints, 0: at the end only");
+  option(data, "--keep", o.keep, "Saves to keep under RUN/checkpoints besides the newest");
   option(data, "--eval-tokens", o.eval_tokens, "Held-out tokens to evaluate at most");
   option(data, "--seed", o.seed, "Of initial weights and of the order of the data");
-  sub.get_option("--seed")->check(whole_number());
+  sub.add_option("--plot", plot, "SVG file to draw the losses into, at every save and evaluation")
+      ->group(data);
 
   const char* tokens = "Tokenizer";
   option(tokens, "--tokenizer", o.tokenizer, "bpe (SentencePiece, trained on the data) or bytes");
@@ -108,23 +147,90 @@ void TrainCommand::add_options(CLI::App& sub) {
   option(steps, "--beta1", o.beta1, "AdamW, mean of gradients");
   option(steps, "--beta2", o.beta2, "AdamW, mean of their squares");
   option(steps, "--clip", o.clip, "Largest global norm of the gradient, 0: no clipping");
+  option(steps, "--on-nan", o.on_nan,
+         "A step whose loss or gradient is not finite: stop the run, or skip the step");
+  option(steps, "--on-spike", o.on_spike,
+         "A step whose loss is a spike: ignore that, stop the run, or skip the step");
+  option(steps, "--spike", o.spike, "Nats above the median of the last 32 losses: a spike");
+  sub.add_flag("--recompute", o.recompute,
+               "Hold fewer activations for the backward pass and compute them again")
+      ->group(steps);
   device.add_options(sub);
   output.add_option(sub);
 }
 
 /// A resumed run keeps its options: one that is given as well would be silently ignored.
 void TrainCommand::check_resume_alone() const {
+  constexpr const char* kAllowed[] = {"--resume", "--stop-after", "--threads", "--device",
+                                      "--json",   "--plot",       "--on-nan",  "--on-spike",
+                                      "--spike",  "--save-every", "--keep"};
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_name();
-    const bool allowed = name == "--resume" || name == "--stop-after" || name == "--threads" ||
-                         name == "--device" || name == "--json";
-    if (option->count() > 0 && !allowed) {
+    const auto is_name = [&](const char* allowed) { return name == allowed; };
+    if (option->count() > 0 && std::none_of(std::begin(kAllowed), std::end(kAllowed), is_name)) {
       throw_error<UsageError>(
-          "{}: expected nothing but --stop-after, --threads, --device and --json beside --resume, "
-          "got it as well. A run keeps the options it began with.",
-          name);
+          "{}: expected nothing but {} beside --resume, got it as well. A run keeps the options it "
+          "began with.",
+          name, fmt::join(std::span(kAllowed).subspan(1), ", "));
     }
   }
+}
+
+void TrainCommand::begin() {
+  if (!config.empty()) apply_config(*app, config);
+  if (app->count("--min-lr") == 0) options.min_lr = options.lr / 10;
+  if (app->count("--warmup") == 0) options.warmup = std::min<std::int64_t>(50, options.steps / 10);
+  check(options);
+  if (out.empty()) throw_error<UsageError>("--out: expected a folder for the run, got none.");
+  check_new_run(out);
+}
+
+void TrainCommand::continue_run() {
+  check_resume_alone();
+  out = resume;
+  lock_ = lock_run(out);
+  TrainOptions stored = load_options(out);
+  const auto given = [&](const char* name) { return app->count(name) > 0; };
+  if (given("--on-nan")) stored.on_nan = options.on_nan;
+  if (given("--on-spike")) stored.on_spike = options.on_spike;
+  if (given("--spike")) stored.spike = options.spike;
+  if (given("--save-every")) stored.save_every = options.save_every;
+  if (given("--keep")) stored.keep = options.keep;
+  options = stored;
+  check(options);
+}
+
+LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) const {
+  const std::string source = resuming() ? out : options.model;
+  LlamaConfig c = source.empty() ? new_config(options, tokenizer) : load_config(source);
+  c.dtype = parse_dtype(options.dtype);
+  check_vocabulary(tokenizer, c, source);
+  if (options.seq > c.max_position_embeddings) {
+    throw_error<UsageError>("--seq: expected at most max_position_embeddings = {} of {}, got {}.",
+                            c.max_position_embeddings, source, options.seq);
+  }
+  check_memory("train", parameter_count(c), 16);  // value, gradient, two moments
+  return c;
+}
+
+void TrainCommand::check_hash(const std::string& hash) const {
+  if (!resuming() || hash == options.data_hash) return;
+  throw_error<UsageError>(
+      "--resume: {}: expected the data that the run began with (hash {}), got other data (hash {}) "
+      "in {}. Restore the files, or begin a new run with --model {}.",
+      out, options.data_hash, hash, fmt::join(options.data, " "), out);
+}
+
+void TrainCommand::write_plot() const {
+  if (plot.empty()) return;
+  const std::filesystem::path metrics = std::filesystem::path(out) / "metrics.jsonl";
+  const std::string text = std::filesystem::exists(metrics) ? read_file(metrics) : "";
+  replace_file(plot, loss_plot(text, out));
+}
+
+std::string TrainCommand::resume_command() const {
+  return fmt::format("coda train --resume {}{}", shell_word(out),
+                     device.device == "cpu" ? "" : " --device " + device.device);
 }
 
 /// The end of a schedule: the held-out loss (`known` if the loop has just computed it), and what a
@@ -145,105 +251,115 @@ void TrainCommand::report(Model& model, const TokenSplit& tokens,
       loss, std::exp(loss), unigram, out);
 }
 
-int TrainCommand::run() {
-  const bool resuming = !resume.empty();
-  if (resuming) {
-    check_resume_alone();
-    options = load_options(resume);
-    out = resume;
-  } else {
-    if (app->count("--min-lr") == 0) options.min_lr = options.lr / 10;
-    if (app->count("--warmup") == 0)
-      options.warmup = std::min<std::int64_t>(50, options.steps / 10);
-    check(options);
-    if (out.empty()) throw_error<UsageError>("--out: expected a folder for the run, got none.");
-    check_new_run(out);
-  }
-  if (stop_after < 0) throw_error<UsageError>("--stop-after: expected a step, got {}.", stop_after);
-  const auto backend = device.make();
-
-  const std::vector<std::string> texts = read_texts(options.data);
-  if (!resuming) keep_absolute_paths(options);
-  const bool from_model = !options.model.empty();
-  const std::filesystem::path source = resuming ? out : options.model;
-  const bool load = resuming || from_model;
-  // Bytes fit any model with enough ids, also one whose own tokenizer coda cannot read.
-  const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes()
-                              : load                       ? Tokenizer::load(source)
-                                                           : Tokenizer::train(texts, options.vocab);
-  if (!load && !tokenizer.is_bytes() && tokenizer.vocab_size() < options.vocab) {
-    output.note("The text gives {} pieces, fewer than --vocab {}.\n", tokenizer.vocab_size(),
-                options.vocab);
-  }
-  LlamaConfig config = load ? load_config(source) : new_config(options, tokenizer);
-  config.dtype = parse_dtype(options.dtype);
-  check_vocabulary(tokenizer, config, source);
-  if (options.seq > config.max_position_embeddings) {
-    throw_error<UsageError>("--seq: expected at most max_position_embeddings = {} of {}, got {}.",
-                            config.max_position_embeddings, source.string(), options.seq);
-  }
-  const std::vector<std::int32_t> stream = tokenize(texts, tokenizer);
-  const TokenSplit tokens = split_tokens(stream, options.seq);
-  const std::string hash = fmt::format("{:016x}", fingerprint(stream));
-  if (resuming && hash != options.data_hash) {
-    throw_error<UsageError>(
-        "--resume: {}: expected the data that the run began with (hash {}), got other data (hash "
-        "{}) in {}. Restore the files, or begin a new run with --model {}.",
-        out, options.data_hash, hash, fmt::join(options.data, " "), out);
-  }
-  options.data_hash = hash;
-
-  check_memory("train", parameter_count(config), 16);  // value, gradient, two moments
-  const auto model = make_llama_model(config, *backend, config.dtype, options.batch * options.seq);
-  AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
-  const Checkpoint checkpoint(out, config.dtype);
-  std::int64_t done = 0;
-  if (resuming && has_checkpoint(out)) {
-    done = checkpoint.load(*model, optimizer);
-  } else if (from_model) {
-    load_weights(*model, options.model);
-  } else {
-    initialize(*model, options.seed);
-  }
-  if (!resuming) create_run(out, config, tokenizer, options);
-  if (done == 0) checkpoint.cut_metrics(0);  // of a run that ended before its first checkpoint
-
-  output.note(
-      "{} weights, vocabulary {}; {} training and {} held-out tokens; {} of {} steps done\n",
-      parameter_count(config), config.vocab_size, tokens.training.size(), tokens.held_out.size(),
-      done, options.steps);
+/// From run.done to the end of the schedule, to --stop-after, or until a signal comes.
+void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& tokens, Progression& run,
+                         const LlamaConfig& model_config) {
   const std::int64_t last = stop_after > 0 ? std::min(stop_after, options.steps) : options.steps;
-  Progress progress(done, last, output.json());
+  Progress progress(run.done, last, output.json());
+  std::optional<double> last_eval;
+  std::int64_t skipped = 0;
   LoopEvents events;
   events.on_step = [&](const StepMetrics& r) {
-    output.object({{"step", r.step},
-                   {"loss", r.loss},
-                   {"lr", r.lr},
-                   {"gradient_norm", r.gradient_norm},
-                   {"tokens_per_second", r.tokens_per_second}});
-    progress.update(r.step, fmt::format("loss {:.4f}  lr {:.2e}  {:.0f} tokens/s", r.loss, r.lr,
-                                        r.tokens_per_second));
+    output.object(to_json(r));
+    if (!r.skipped.empty()) {
+      ++skipped;
+      progress.finish_line();
+      output.note(
+          "step {}  skipped ({}): loss {:.4f}, gradient norm {:.4g}; weights are as before\n",
+          r.step, r.skipped, r.loss, r.gradient_norm);
+    }
+    progress.update(r.step,
+                    fmt::format("loss {:.4f}  lr {:.2e}  norm {:.2f}  {:.0f} tokens/s  {:.2f} "
+                                "GB  MFU {}",
+                                r.loss, r.lr, r.gradient_norm, r.tokens_per_second,
+                                static_cast<double>(r.memory_bytes) * 1e-9,
+                                r.mfu ? fmt::format("{:.1f} %", *r.mfu * 100) : "n/a"));
   };
-  std::optional<double> last_eval;
   events.on_eval = [&](const EvalMetrics& r) {
     last_eval = r.loss;
     output.object({{"step", r.step}, {"eval_loss", r.loss}});
     progress.finish_line();
     output.note("step {}  held-out loss {:.4f}\n", r.step, r.loss);
+    write_plot();
   };
+  events.on_save = [&](std::int64_t) { write_plot(); };
   events.should_stop = [] { return g_stop != 0; };
+  DeviceSpeed speed{training_flops_per_token(model_config, options.seq), std::nullopt};
+  if (device.device == "cuda") speed.peak = known_peak(cuda::info(), model_config.dtype);
   stop_on_signals();
-  done = train_loop(*model, optimizer, tokens, options, checkpoint, done, last, events);
-  progress.finish_line();
-  if (done >= options.steps) {
-    report(*model, tokens, last_eval);
-  } else {
-    const std::string command =
-        fmt::format("coda train --resume {}{}", out,
-                    device.device == "cpu" ? "" : " --device " + device.device);
-    output.object({{"done", false}, {"step", done}, {"out", out}, {"resume", command}});
-    output.result("Stopped after step {} of {}. Continue with: {}\n", done, options.steps, command);
+  try {
+    train_loop(model, optimizer, tokens, options, Checkpoint(out, model_config.dtype), run, last,
+               events, speed);
+  } catch (const BackendError& e) {
+    progress.finish_line();
+    throw_error<BackendError>(
+        "{} The last checkpoint is as it was: once there is room, continue with: {}", e.what(),
+        resume_command());
+  } catch (...) {
+    progress.finish_line();
+    throw;
   }
+  progress.finish_line();
+  if (skipped > 0)
+    output.note("{} steps were skipped; metrics.jsonl says which and why\n", skipped);
+  if (run.done >= options.steps) {
+    report(model, tokens, last_eval);
+    return;
+  }
+  const std::string command = resume_command();
+  output.object({{"done", false}, {"step", run.done}, {"out", out}, {"resume", command}});
+  output.result("Stopped after step {} of {}. Continue with: {}\n", run.done, options.steps,
+                command);
+}
+
+int TrainCommand::run() {
+  if (stop_after < 0) throw_error<UsageError>("--stop-after: expected a step, got {}.", stop_after);
+  resuming() ? continue_run() : begin();
+  const auto backend = device.make();
+  const std::vector<std::string> texts = read_texts(options.data);
+  if (!resuming()) keep_absolute_paths(options);
+  const std::string source = resuming() ? out : options.model;
+  // Bytes fit any model with enough ids, also one whose own tokenizer coda cannot read.
+  const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes()
+                              : source.empty()             ? Tokenizer::train(texts, options.vocab)
+                                                           : Tokenizer::load(source);
+  if (source.empty() && !tokenizer.is_bytes() && tokenizer.vocab_size() < options.vocab) {
+    output.note("The text gives {} pieces, fewer than --vocab {}.\n", tokenizer.vocab_size(),
+                options.vocab);
+  }
+  const LlamaConfig model_config = this->model_config(tokenizer);
+  const std::vector<std::int32_t> stream = tokenize(texts, tokenizer);
+  const TokenSplit tokens = split_tokens(stream, options.seq);
+  const std::string hash = fmt::format("{:016x}", fingerprint(stream));
+  check_hash(hash);
+  options.data_hash = hash;
+
+  const auto model = make_llama_model(model_config, *backend, model_config.dtype,
+                                      options.batch * options.seq, options.recompute);
+  AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
+  const Checkpoint checkpoint(out, model_config.dtype);
+  Progression run;
+  if (resuming() && has_checkpoint(out)) {
+    std::vector<double> losses;
+    run.done = checkpoint.load(*model, optimizer, &losses);
+    run.recent = RecentLosses(losses);
+  } else if (!options.model.empty()) {
+    load_weights(*model, options.model);
+  } else {
+    initialize(*model, options.seed);
+  }
+  if (resuming()) {
+    save_options(out, options);
+  } else {
+    lock_ = create_run(out, model_config, tokenizer, options);
+  }
+  if (run.done == 0) checkpoint.cut_metrics(0);  // of a run that ended before its first checkpoint
+  write_plot();
+  output.note(
+      "{} weights, vocabulary {}; {} training and {} held-out tokens; {} of {} steps done\n",
+      parameter_count(model_config), model_config.vocab_size, tokens.training.size(),
+      tokens.held_out.size(), run.done, options.steps);
+  train(*model, optimizer, tokens, run, model_config);
   return 0;
 }
 
@@ -254,7 +370,8 @@ Command add_train(CLI::App& app) {
   auto command = std::make_shared<TrainCommand>();
   command->add_options(*sub);
   sub->footer(
-      "A run that stops (Ctrl-C, SIGTERM, --stop-after) resumes bit for bit, with any --threads.\n"
+      "A run that stops (Ctrl-C, SIGTERM, a closed terminal, --stop-after) resumes bit for bit, "
+      "with any --threads.\n"
       "Examples:\n"
       "  coda train --data book.txt --out run\n"
       "  coda train --data notes/ --tokenizer bytes --d-model 128 --steps 300 --out run\n"

@@ -2,8 +2,11 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <cstdio>
+#include <cmath>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -21,6 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kMetricsFile = "metrics.jsonl";
+constexpr const char* kRecentLosses = "recent_losses";
 
 fs::path fresh(const fs::path& path) { return fs::path(path) += ".new"; }
 
@@ -70,13 +75,50 @@ void read_into(const SafetensorsFile& file, const std::string& name, const Param
                             name, fmt::join(p.shape, ", "), describe(tensor));
   }
   read_f32(tensor, out, file.path().string());
+  const auto bad = std::find_if(out.begin(), out.end(), [](float x) { return !std::isfinite(x); });
+  if (bad != out.end()) {
+    throw_error<UsageError>(
+        "{}: tensor \"{}\": expected finite numbers, got {} at element {}. The file is damaged, or "
+        "the training that wrote it diverged: use an earlier one.",
+        file.path().string(), name, *bad, bad - out.begin());
+  }
+}
+
+/// As read_into, of a tensor that a save wrote: fp32, or bits would be lost.
+void restore(const SafetensorsFile& file, const std::string& name, const Parameter& p,
+             std::span<float> out) {
+  const StoredTensor& tensor = file.at(name);
+  if (tensor.dtype != "F32") {
+    throw_error<UsageError>("{}: tensor \"{}\": expected F32, got {}.", file.path().string(), name,
+                            describe(tensor));
+  }
+  read_into(file, name, p, out);
+}
+
+/// A file must hold nothing but what was read from it.
+void check_count(const SafetensorsFile& file, std::size_t expected) {
+  if (file.tensors().size() == expected) return;
+  throw_error<UsageError>("{}: expected {} tensors, those of this run's model, got {}.",
+                          file.path().string(), expected, file.tensors().size());
+}
+
+/// What lies in a folder under a name that begins so, in the order of names.
+std::vector<fs::path> entries_of(const fs::path& folder, std::string_view prefix) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().starts_with(prefix)) found.push_back(entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 }  // namespace
 
 Checkpoint::Checkpoint(fs::path folder, DType dtype) : folder_(std::move(folder)), dtype_(dtype) {}
 
-void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer) const {
+void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer,
+                      std::span<const double> recent_losses, std::int64_t keep) const {
   model.fetch_values();
   optimizer.fetch();
   const std::vector<Parameter>& parameters = model.parameters();
@@ -93,13 +135,61 @@ void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer) c
     state.push_back(stored_f32("first_moment." + p.name, p, optimizer.first_moment(i)));
     state.push_back(stored_f32("second_moment." + p.name, p, optimizer.second_moment(i)));
   }
-  write_fresh(folder_ / kModelFile, weights, step);
-  write_fresh(folder_ / kOptimizerFile, state, step);
+  if (!recent_losses.empty()) {
+    state.push_back({kRecentLosses,
+                     "F64",
+                     {static_cast<std::int64_t>(recent_losses.size())},
+                     std::as_bytes(recent_losses)});
+  }
+  try {
+    write_fresh(folder_ / kModelFile, weights, step);
+    write_fresh(folder_ / kOptimizerFile, state, step);
+  } catch (...) {  // on a full disk, half a file would only be in the way
+    std::error_code unused;
+    fs::remove(fresh(folder_ / kModelFile), unused);
+    fs::remove(fresh(folder_ / kOptimizerFile), unused);
+    throw;
+  }
   rename_file(fresh(folder_ / kOptimizerFile), folder_ / kOptimizerFile);
   rename_file(fresh(folder_ / kModelFile), folder_ / kModelFile);
+  if (keep > 0) keep_save(step, keep);
 }
 
-std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
+void Checkpoint::keep_save(std::int64_t step, std::int64_t keep) const {
+  const fs::path all = folder_ / "checkpoints";
+  const fs::path target = all / fmt::format("step-{:08}", step);
+  const fs::path staging = fresh(all / fmt::format(".step-{:08}", step));
+  try {
+    for (const fs::path& left : entries_of(all, ".step-")) fs::remove_all(left);  // by a crash
+    fs::create_directories(staging);
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      const fs::path& from = entry.path();
+      const std::string name = from.filename().string();
+      if (!entry.is_regular_file() || name.starts_with('.') || name.ends_with(".new")) continue;
+      // A later save replaces a file, it never writes into one: links stay as they are and take no
+      // room. Metrics grow in place.
+      std::error_code cannot_link;
+      if (name != kMetricsFile) fs::create_hard_link(from, staging / name, cannot_link);
+      if (name == kMetricsFile || cannot_link) {
+        fs::copy_file(from, staging / name, fs::copy_options::overwrite_existing);
+      }
+    }
+    fs::remove_all(target);  // of a stretch that a crash undid
+    rename_file(staging, target);
+    const std::vector<fs::path> saves = entries_of(all, "step-");
+    for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < saves.size(); ++i) {
+      fs::remove_all(saves[i]);
+    }
+  } catch (const fs::filesystem_error& e) {
+    std::error_code unused;
+    fs::remove_all(staging, unused);
+    throw_error<BackendError>("{}: cannot keep the checkpoint: {}.", target.string(),
+                              e.code().message());
+  }
+}
+
+std::int64_t Checkpoint::load(Model& model, AdamW& optimizer,
+                              std::vector<double>* recent_losses) const {
   const SafetensorsFile state(folder_ / kOptimizerFile);
   const std::int64_t step = step_of(state);
   const fs::path current = folder_ / kModelFile;
@@ -116,15 +206,23 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
   }
   const SafetensorsFile weights(current);
   const std::vector<Parameter>& parameters = model.parameters();
+  const bool bf16 = dtype_ == DType::bf16;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (dtype_ == DType::bf16) {
-      read_into(state, "master." + p.name, p, p.value);
+    if (bf16) {
+      restore(state, "master." + p.name, p, p.value);
     } else {
-      read_into(weights, p.name, p, p.value);
+      restore(weights, p.name, p, p.value);
     }
-    read_into(state, "first_moment." + p.name, p, optimizer.first_moment(i));
-    read_into(state, "second_moment." + p.name, p, optimizer.second_moment(i));
+    restore(state, "first_moment." + p.name, p, optimizer.first_moment(i));
+    restore(state, "second_moment." + p.name, p, optimizer.second_moment(i));
+  }
+  const StoredTensor* losses = state.find(kRecentLosses);
+  check_count(weights, parameters.size());
+  check_count(state, parameters.size() * (bf16 ? 3 : 2) + (losses != nullptr ? 1 : 0));
+  if (recent_losses != nullptr) {
+    recent_losses->clear();
+    if (losses != nullptr) *recent_losses = read_f64(*losses, state.path().string());
   }
   model.values_changed();
   optimizer.moments_changed();
@@ -133,7 +231,7 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer) const {
 }
 
 void Checkpoint::cut_metrics(std::int64_t step) const {
-  const fs::path path = folder_ / "metrics.jsonl";
+  const fs::path path = folder_ / kMetricsFile;
   if (!fs::exists(path)) return;
   const std::string text = read_file(path);
   std::string kept;
@@ -152,10 +250,12 @@ void Checkpoint::cut_metrics(std::int64_t step) const {
 }
 
 void Checkpoint::log(std::string_view line) const {
-  const fs::path path = folder_ / "metrics.jsonl";
+  const fs::path path = folder_ / kMetricsFile;
   std::ofstream file(path, std::ios::app | std::ios::binary);
   file << line << '\n' << std::flush;
-  if (!file) throw_error<BackendError>("{}: cannot append a line.", path.string());
+  if (!file) {
+    throw_error<BackendError>("{}: cannot append a line: {}.", path.string(), std::strerror(errno));
+  }
 }
 
 void load_weights(Model& model, const fs::path& folder) {

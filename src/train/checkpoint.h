@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "coda/dtype.h"
 #include "train/adamw.h"
@@ -23,12 +25,17 @@ class Checkpoint {
   /// `dtype` is that of the stored weights. Below fp32, the optimiser file also keeps fp32 ones.
   Checkpoint(std::filesystem::path folder, DType dtype);
 
-  /// Writes weights and optimiser state as of `step`. Throws BackendError; the old pair stays.
-  void save(std::int64_t step, const Model& model, AdamW& optimizer) const;
+  /// Writes weights, optimiser state and the recent losses as of `step`, then keeps the last `keep`
+  /// saves under checkpoints/ too, each a run's folder of its own. Throws BackendError; the old
+  /// pair stays.
+  void save(std::int64_t step, const Model& model, AdamW& optimizer,
+            std::span<const double> recent_losses = {}, std::int64_t keep = 0) const;
 
   /// Restores what save wrote, and cuts metrics.jsonl to lines up to that step. Returns the step.
-  /// Throws UsageError if files are missing, broken, or of another model.
-  std::int64_t load(Model& model, AdamW& optimizer) const;
+  /// Throws UsageError if files are missing, broken, of another model, or hold numbers that are not
+  /// finite.
+  std::int64_t load(Model& model, AdamW& optimizer,
+                    std::vector<double>* recent_losses = nullptr) const;
 
   /// Cuts metrics.jsonl to the lines up to that step; load does so itself.
   void cut_metrics(std::int64_t step) const;
@@ -39,13 +46,16 @@ class Checkpoint {
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
+  void keep_save(std::int64_t step, std::int64_t keep) const;
+
   std::filesystem::path folder_;
   DType dtype_;
 };
 
-/// Reads the weights of a Hugging Face folder into the model. Throws UsageError naming each missing
-/// or wrongly shaped tensor; tensors that the model does not know are an error too, except the
-/// rotary tables and the tied head that some checkpoints carry.
+/// Reads the weights of a Hugging Face folder into the model. Throws UsageError naming a tensor
+/// that is missing, of another shape, or holds a number that is not finite; tensors that the model
+/// does not know are an error too, except the rotary tables and the tied head that some checkpoints
+/// carry.
 void load_weights(Model& model, const std::filesystem::path& folder);
 
 }  // namespace coda

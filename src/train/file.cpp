@@ -1,10 +1,12 @@
 #include "train/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -81,6 +83,58 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+FileLock::FileLock(const std::filesystem::path& path)
+    : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+  if (fd_ < 0) {
+    throw_error<UsageError>(
+        "{}: expected a folder that this user may write into, got: {}. Choose another folder, or "
+        "change its permissions.",
+        path.parent_path().string(), reason());
+  }
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) {
+    const std::string text = fmt::format("{}\n", ::getpid());
+    // The number only helps whoever is refused.
+    if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text.data(), text.size(), 0) < 0) return;
+    return;
+  }
+  const bool held = errno == EWOULDBLOCK;
+  const std::string why = reason();
+  std::array<char, 32> holder{};
+  const ssize_t size = ::pread(fd_, holder.data(), holder.size(), 0);
+  ::close(std::exchange(fd_, -1));
+  if (!held) throw_error<BackendError>("{}: cannot lock: {}.", path.string(), why);
+  std::string number(holder.data(), static_cast<std::size_t>(std::max<ssize_t>(0, size)));
+  number = number.substr(0, number.find('\n'));
+  throw_error<UsageError>(
+      "{}: expected a run that no other process is writing, got one that process {} holds. Wait "
+      "for it or stop it.",
+      path.parent_path().string(), number.empty() ? "elsewhere" : number);
+}
+
+FileLock::~FileLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+FileLock& FileLock::operator=(FileLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error && std::filesystem::is_directory(folder, error)) return;
+  if (error == std::errc::no_space_on_device || error == std::errc::io_error) {
+    throw_error<BackendError>("{}: cannot make the folder: {}.", folder.string(), error.message());
+  }
+  throw_error<UsageError>(
+      "{}: expected a path at which a folder can be made, got: {}. Choose a folder that this user "
+      "may write into.",
+      folder.string(), error ? error.message() : "a file");
 }
 
 void write_file(const std::filesystem::path& path,

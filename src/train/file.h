@@ -29,6 +29,24 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+/// An exclusive lock on a file, made if it is missing; held until destruction or until the process
+/// ends, however it ends. Move-only.
+class FileLock {
+ public:
+  /// Throws UsageError if another process holds it, or if the file cannot be made there.
+  explicit FileLock(const std::filesystem::path& path);
+  ~FileLock();
+  FileLock(FileLock&& other) noexcept;
+  FileLock& operator=(FileLock&& other) noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+/// Makes the folder and those above it. Throws UsageError if there can be none at that path, and
+/// BackendError if the system has no room for it.
+void make_folder(const std::filesystem::path& folder);
+
 /// Writes the chunks one after another to `path` and flushes them to disk. Throws BackendError.
 void write_file(const std::filesystem::path& path,
                 std::span<const std::span<const std::byte>> chunks);

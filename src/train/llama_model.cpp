@@ -8,10 +8,14 @@
 namespace coda {
 namespace {
 
+/// Of a held byte, in bytes moved (plan/compile.h): enough for all that is cheap to make again.
+constexpr double kRecomputePrice = 1.5;
+
 class TrainedLlama : public Model {
  public:
-  TrainedLlama(const LlamaConfig& config, Backend& backend, DType dtype, std::int64_t max_tokens)
-      : model_(config, {dtype, {}}, backend) {
+  TrainedLlama(const LlamaConfig& config, Backend& backend, const LlamaOptions& options,
+               std::int64_t max_tokens)
+      : model_(config, options, backend) {
     model_.reserve(max_tokens);
     for (LlamaModel::Parameter& p : model_.parameters()) {
       std::vector<std::int64_t> shape{p.weight.cols};
@@ -84,9 +88,11 @@ class TrainedLlama : public Model {
 }  // namespace
 
 std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
-                                        std::int64_t max_tokens) {
+                                        std::int64_t max_tokens, bool recompute) {
   check_memory("model", parameter_count(config), 8);  // a value and a gradient
-  return std::make_unique<TrainedLlama>(config, backend, dtype, max_tokens);
+  LlamaOptions options{dtype, {}};
+  if (recompute) options.compile.held_price = kRecomputePrice;
+  return std::make_unique<TrainedLlama>(config, backend, options, max_tokens);
 }
 
 }  // namespace coda

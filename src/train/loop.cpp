@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "train/speed.h"
 
 namespace coda {
 namespace {
@@ -25,6 +26,33 @@ std::vector<Batch> batches_of(std::span<const std::int32_t> tokens, const TrainO
                                  options.batch));
   }
   return batches;
+}
+
+constexpr std::int64_t kMostSkipped = 100;  // in a row: weights that give NaN do not get better
+
+/// A NaN has a sign bit that means nothing, and fmt prints it.
+double without_sign(double x) { return std::isnan(x) ? std::abs(x) : x; }
+
+/// Why a step must not change the weights; "" if it may. Throws Error if the options say stop.
+std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent,
+                           const TrainOptions& options, std::int64_t saved) {
+  if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
+    if (options.on_nan == "skip") return "nan";
+    throw_error<Error>(
+        "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
+        "Lower --lr, raise --warmup, or leave such steps out with --on-nan skip; the last "
+        "checkpoint is of step {}.",
+        report.step, without_sign(report.loss), without_sign(report.gradient_norm), saved);
+  }
+  const std::optional<double> median = recent.median();
+  const bool spikes = median && report.loss > *median + options.spike;
+  if (!spikes || options.on_spike == "ignore") return "";
+  if (options.on_spike == "skip") return "spike";
+  throw_error<Error>(
+      "train: step {}: expected a loss of at most {:.4f} (--spike {} above the median of the last "
+      "{}), got {:.4f}. Lower --lr, or leave such steps out with --on-spike skip; the last "
+      "checkpoint is of step {}.",
+      report.step, *median + options.spike, options.spike, recent.all().size(), report.loss, saved);
 }
 
 }  // namespace
@@ -53,41 +81,58 @@ double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_
   return loss / static_cast<double>(tokens.size() - 1);
 }
 
-std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
-                        const TrainOptions& options, const Checkpoint& checkpoint,
-                        std::int64_t done, std::int64_t last, const LoopEvents& events) {
+nlohmann::ordered_json to_json(const StepMetrics& m) {
+  nlohmann::ordered_json json{{"step", m.step},
+                              {"loss", m.loss},
+                              {"lr", m.lr},
+                              {"gradient_norm", m.gradient_norm},
+                              {"tokens_per_second", m.tokens_per_second},
+                              {"memory_bytes", m.memory_bytes},
+                              {"mfu", m.mfu ? nlohmann::ordered_json(*m.mfu) : nullptr}};
+  if (!m.skipped.empty()) json["skipped"] = m.skipped;
+  return json;
+}
+
+void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
+                const TrainOptions& options, const Checkpoint& checkpoint, Progression& run,
+                std::int64_t last, const LoopEvents& events, const DeviceSpeed& speed) {
   const Schedule schedule{options.lr, options.min_lr, options.warmup, options.steps};
   last = std::min(last, options.steps);
-  std::int64_t saved = done;
+  std::int64_t saved = run.done, skipped = 0;
   const auto save = [&] {
-    checkpoint.save(done, model, optimizer);
-    saved = done;
-    if (events.on_save) events.on_save(done);
+    checkpoint.save(run.done, model, optimizer, run.recent.all(), options.keep);
+    saved = run.done;
+    if (events.on_save) events.on_save(saved);
   };
-  while (done < last) {
+  while (run.done < last) {
     const double start = seconds_now();
-    const std::int64_t step = done + 1;
-    StepMetrics report{step, 0.0, schedule.at(step), 0.0, 0.0};
+    const std::int64_t step = run.done + 1;
+    StepMetrics report;
+    report.step = step;
+    report.lr = schedule.at(step);
     report.loss = accumulate_gradients(model, batches_of(tokens.training, options, step));
     report.gradient_norm = optimizer.gradient_norm();
-    if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
+    report.skipped = reason_to_skip(report, run.recent, options, saved);
+    if (std::isfinite(report.loss)) run.recent.add(report.loss);
+    if (report.skipped.empty()) {
+      const bool clips = options.clip > 0.0 && report.gradient_norm > options.clip;
+      optimizer.update(step, report.lr, clips ? options.clip / report.gradient_norm : 1.0);
+      model.weights_updated();
+      skipped = 0;
+    } else if (++skipped > kMostSkipped) {
       throw_error<Error>(
-          "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
-          "Lower --lr, or raise --warmup; the last checkpoint is of step {}.",
-          step, report.loss, report.gradient_norm, saved);
+          "train: step {}: expected at most {} skipped steps in a row, got one more ({}). The run "
+          "has diverged: begin again with a lower --lr; the last checkpoint is of step {}.",
+          step, kMostSkipped, report.skipped, saved);
     }
-    const bool clips = options.clip > 0.0 && report.gradient_norm > options.clip;
-    optimizer.update(step, report.lr, clips ? options.clip / report.gradient_norm : 1.0);
-    model.weights_updated();
-    done = step;
+    run.done = step;
     const auto step_tokens = static_cast<double>(options.batch * options.accumulate * options.seq);
     report.tokens_per_second = step_tokens / std::max(seconds_now() - start, 1e-9);
-    checkpoint.log(nlohmann::ordered_json{{"step", step},
-                                          {"loss", report.loss},
-                                          {"lr", report.lr},
-                                          {"gradient_norm", report.gradient_norm},
-                                          {"tokens_per_second", report.tokens_per_second}}
-                       .dump());
+    report.memory_bytes = resident_memory();
+    if (speed.peak) {
+      report.mfu = report.tokens_per_second * speed.flops_per_token / *speed.peak;
+    }
+    checkpoint.log(to_json(report).dump());
     if (events.on_step) events.on_step(report);
     const bool evaluates = options.eval_every > 0 && step % options.eval_every == 0;
     if (evaluates || step == options.steps) {
@@ -99,8 +144,7 @@ std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens
     if (options.save_every > 0 && step % options.save_every == 0) save();
     if (events.should_stop && events.should_stop()) break;
   }
-  if (saved != done) save();
-  return done;
+  if (saved != run.done) save();
 }
 
 }  // namespace coda

@@ -5,10 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
 
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/options.h"
+#include "train/spike.h"
 
 namespace coda {
 
@@ -18,11 +22,23 @@ struct StepMetrics {
   double lr = 0.0;
   double gradient_norm = 0.0;  ///< before clipping
   double tokens_per_second = 0.0;
+  std::int64_t memory_bytes = 0;  ///< of the process, in RAM
+  std::optional<double> mfu;      ///< share of the device's peak, where that is known
+  std::string skipped;            ///< why the weights were left as they were; empty: they were not
 };
 
 struct EvalMetrics {
   std::int64_t step = 0;
   double loss = 0.0;  ///< mean over the held-out labels
+};
+
+/// A step as metrics.jsonl has it.
+nlohmann::ordered_json to_json(const StepMetrics& metrics);
+
+/// To tell the share of the peak that a step reaches.
+struct DeviceSpeed {
+  double flops_per_token = 0.0;
+  std::optional<double> peak;  ///< FLOPs a second
 };
 
 /// What the loop tells its caller, and asks; unset ones are skipped. Metrics are written whatever
@@ -46,11 +62,19 @@ std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
                  std::int64_t batch);
 
-/// Trains from the step after `done` up to `last` (at most options.steps), then saves if the last
-/// step was not saved. Returns the last step done. Throws Error if the loss is not finite; the last
-/// checkpoint stays.
-std::int64_t train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
-                        const TrainOptions& options, const Checkpoint& checkpoint,
-                        std::int64_t done, std::int64_t last, const LoopEvents& events);
+/// A run between two steps.
+struct Progression {
+  std::int64_t done = 0;  ///< steps
+  RecentLosses recent;
+};
+
+/// Trains from the step after run.done up to `last` (at most options.steps), then saves if the last
+/// step was not saved; run.done says how far it came. A step whose loss or gradient is not finite,
+/// or whose loss is a spike, is treated as the options ask: skipped, it leaves weights and moments
+/// as they were and counts as done; too many of them in a row end the run as well. Throws Error if
+/// the run ends so; the last checkpoint stays.
+void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
+                const TrainOptions& options, const Checkpoint& checkpoint, Progression& run,
+                std::int64_t last, const LoopEvents& events, const DeviceSpeed& speed = {});
 
 }  // namespace coda

@@ -1,6 +1,10 @@
 #include "train/options.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -8,19 +12,23 @@
 
 namespace coda {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainOptions, data, model, tokenizer, vocab, d_model, layers,
-                                   heads, kv_heads, d_ff, tie_embeddings, seq, batch, accumulate,
-                                   steps, lr, min_lr, warmup, weight_decay, beta1, beta2, clip,
-                                   dtype, seed, eval_every, save_every, eval_tokens, data_hash)
-
 namespace {
 
-void at_least(const char* option, std::int64_t value, std::int64_t least) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  if (value < least || value > kMost) {
+using nlohmann::json;
+
+constexpr std::int64_t kMost = std::int64_t{1} << 31;
+constexpr std::int64_t kWidest = std::int64_t{1} << 24;  // of a model's sizes; d_ff may be derived
+constexpr std::int64_t kMostLayers = 10000;
+
+void within(const char* option, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value < least || value > most) {
     throw_error<UsageError>("{}: expected a whole number from {} to {}, got {}.", option, least,
-                            kMost, value);
+                            most, value);
   }
+}
+
+void at_least(const char* option, std::int64_t value, std::int64_t least) {
+  within(option, value, least, kMost);
 }
 
 void within(const char* option, double value, double least, double most) {
@@ -30,11 +38,33 @@ void within(const char* option, double value, double least, double most) {
   }
 }
 
-void one_of(const char* option, const std::string& value, const char* a, const char* b) {
-  if (value != a && value != b) {
-    throw_error<UsageError>("{}: expected {} or {}, got \"{}\".", option, a, b, value);
+void one_of(const char* option, const std::string& value,
+            std::initializer_list<const char*> choices) {
+  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    throw_error<UsageError>("{}: expected one of {}, got \"{}\".", option, fmt::join(choices, ", "),
+                            value);
   }
 }
+
+const char* kind_of(const std::vector<std::string>&) { return "a list of texts"; }
+const char* kind_of(const std::string&) { return "a text"; }
+const char* kind_of(bool) { return "true or false"; }
+const char* kind_of(double) { return "a number"; }
+const char* kind_of(std::int64_t) { return "a whole number"; }
+const char* kind_of(std::uint64_t) { return "a whole number of 0 or more"; }
+
+bool holds(const json& value, const std::vector<std::string>&) {
+  return value.is_array() &&
+         std::all_of(value.begin(), value.end(), [](const json& v) { return v.is_string(); });
+}
+bool holds(const json& value, const std::string&) { return value.is_string(); }
+bool holds(const json& value, bool) { return value.is_boolean(); }
+bool holds(const json& value, double) { return value.is_number(); }
+bool holds(const json& value, std::int64_t) {
+  return value.is_number_integer() &&
+         (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
+}
+bool holds(const json& value, std::uint64_t) { return value.is_number_unsigned(); }
 
 }  // namespace
 
@@ -42,14 +72,16 @@ void check(const TrainOptions& o) {
   if (o.data.empty()) {
     throw_error<UsageError>("--data: expected a text file or a folder, got none.");
   }
-  one_of("--tokenizer", o.tokenizer, "bpe", "bytes");
-  one_of("--dtype", o.dtype, "f32", "bf16");
+  one_of("--tokenizer", o.tokenizer, {"bpe", "bytes"});
+  one_of("--dtype", o.dtype, {"f32", "bf16"});
+  one_of("--on-nan", o.on_nan, {"stop", "skip"});
+  one_of("--on-spike", o.on_spike, {"ignore", "stop", "skip"});
   at_least("--vocab", o.vocab, 1);
-  at_least("--d-model", o.d_model, 1);
-  at_least("--layers", o.layers, 1);
-  at_least("--heads", o.heads, 1);
-  at_least("--kv-heads", o.kv_heads, 0);
-  at_least("--d-ff", o.d_ff, 0);
+  within("--d-model", o.d_model, 1, kWidest);
+  within("--layers", o.layers, 1, kMostLayers);
+  within("--heads", o.heads, 1, kWidest);
+  within("--kv-heads", o.kv_heads, 0, kWidest);
+  within("--d-ff", o.d_ff, 0, kWidest);
   at_least("--seq", o.seq, 1);
   at_least("--batch", o.batch, 1);
   at_least("--accumulate", o.accumulate, 1);
@@ -57,6 +89,7 @@ void check(const TrainOptions& o) {
   at_least("--warmup", o.warmup, 0);
   at_least("--eval-every", o.eval_every, 0);
   at_least("--save-every", o.save_every, 0);
+  at_least("--keep", o.keep, 0);
   at_least("--eval-tokens", o.eval_tokens, 2);
   within("--lr", o.lr, 0.0, 1e3);
   within("--min-lr", o.min_lr, 0.0, o.lr);
@@ -64,6 +97,12 @@ void check(const TrainOptions& o) {
   within("--beta1", o.beta1, 0.0, 0.999999);
   within("--beta2", o.beta2, 0.0, 0.999999);
   within("--clip", o.clip, 0.0, 1e9);
+  within("--spike", o.spike, 0.0, 1e9);
+  if (o.batch * o.accumulate > kMost) {
+    throw_error<UsageError>(
+        "--accumulate: expected at most 2^31 sequences a step (batch * accumulate), got {} * {}.",
+        o.batch, o.accumulate);
+  }
   // Rows of one program are indexed with 32 bits.
   if (o.batch * o.seq > (std::int64_t{1} << 31)) {
     throw_error<UsageError>("--batch: expected at most 2^31 tokens (batch * seq), got {} * {}.",
@@ -72,17 +111,30 @@ void check(const TrainOptions& o) {
 }
 
 std::string to_json(const TrainOptions& options) {
-  return nlohmann::ordered_json(nlohmann::json(options)).dump(2) + "\n";
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for_each_option(options, [&](const char* key, const auto& value) { object[key] = value; });
+  return object.dump(2) + "\n";
 }
 
 TrainOptions parse_train_options(std::string_view text, const std::string& where) {
-  const nlohmann::json json = parse_json_object(text, where);
-  try {
-    return json.get<TrainOptions>();
-  } catch (const nlohmann::json::exception& e) {
-    throw_error<UsageError>("{}: expected the options that `coda train` wrote, got: {}.", where,
-                            e.what());
+  json object = parse_json_object(text, where);
+  TrainOptions options;
+  for_each_option(options, [&](const char* key, auto& value) {
+    const auto it = object.find(key);
+    if (it == object.end() || !holds(*it, value)) {
+      throw_error<UsageError>(
+          "{}: {}: expected {}, as `coda train` writes it, got {}. Restore the file; without it, "
+          "begin a new run from these weights with --model.",
+          where, key, kind_of(value), it == object.end() ? "nothing" : excerpt(*it));
+    }
+    it->get_to(value);
+    object.erase(it);
+  });
+  if (!object.empty()) {
+    throw_error<UsageError>("{}: expected only options of `coda train`, got also {}.", where,
+                            excerpt(object.begin().key()));
   }
+  return options;
 }
 
 }  // namespace coda

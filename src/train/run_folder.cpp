@@ -1,5 +1,7 @@
 #include "train/run_folder.h"
 
+#include <unistd.h>
+
 #include "base/check.h"
 #include "train/file.h"
 
@@ -7,6 +9,29 @@ namespace coda {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kOptionsFile = "options.json";
+constexpr const char* kLockFile = ".lock";
+
+fs::path whole(const fs::path& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+bool is_empty_but_lock(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename() != kLockFile) return false;
+  }
+  return !error;
+}
+
+void remove_all_but_lock(const fs::path& folder) {
+  std::error_code unused;
+  for (const auto& entry : fs::directory_iterator(folder, unused)) {
+    if (entry.path().filename() != kLockFile) fs::remove_all(entry.path(), unused);
+  }
+}
 
 /// 8/3 of d_model keeps the MLP's weights at those of a plain one of 4 d_model; a multiple of 64
 /// fills vectors and tiles.
@@ -67,46 +92,80 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer) 
 
 void check_new_run(const fs::path& folder) {
   std::error_code unused;
-  if (!fs::exists(folder, unused)) return;
-  if (!fs::is_directory(folder, unused)) {
-    throw_error<UsageError>("--out: {}: expected a new folder, got a file.", folder.string());
+  const fs::path path = whole(folder);
+  if (!fs::exists(path, unused)) {
+    fs::path above = path.parent_path();
+    while (!fs::exists(above, unused) && above.has_relative_path()) above = above.parent_path();
+    if (fs::is_directory(above, unused) && ::access(above.c_str(), W_OK | X_OK) == 0) return;
+    throw_error<UsageError>(
+        "--out: {}: expected a path at which a folder can be made, got {} in the way. Choose a "
+        "folder that this user may write into.",
+        folder.string(),
+        above.string() + (fs::is_directory(above, unused) ? " (not writable)" : " (a file)"));
   }
-  if (fs::is_empty(folder, unused)) return;
+  if (!fs::is_directory(path, unused)) {
+    throw_error<UsageError>("--out: {}: expected a new or empty folder, got a file.",
+                            folder.string());
+  }
+  if (::access(path.c_str(), W_OK | X_OK) != 0) {
+    throw_error<UsageError>(
+        "--out: {}: expected a folder that this user may write into, got one without that "
+        "permission. Choose another.",
+        folder.string());
+  }
+  if (is_empty_but_lock(path)) return;
   throw_error<UsageError>("--out: {}: expected a new or empty folder, got {}.", folder.string(),
-                          fs::exists(folder / "options.json", unused)
+                          fs::exists(path / kOptionsFile, unused)
                               ? "one that holds a run. Continue it with --resume, or choose another"
-                              : "one with other files");
+                              : "one with other files. Choose another");
 }
 
-void create_run(const fs::path& folder, const LlamaConfig& config, const Tokenizer& tokenizer,
-                const TrainOptions& options) {
+FileLock create_run(const fs::path& folder, const LlamaConfig& config, const Tokenizer& tokenizer,
+                    const TrainOptions& options) {
   // A new folder appears whole: a run killed meanwhile leaves its name free.
-  fs::path target = fs::absolute(folder);
-  if (!target.has_filename()) target = target.parent_path();
+  const fs::path target = whole(folder);
   const bool is_new = !fs::exists(target);
   const fs::path staging = is_new ? fs::path(target.string() + ".new") : target;
-  std::error_code error;
-  if (is_new) fs::remove_all(staging, error);
-  fs::create_directories(staging, error);
-  if (error) {
-    throw_error<BackendError>("--out: {}: cannot make the folder: {}.", folder.string(),
-                              error.message());
+  make_folder(staging);
+  FileLock lock(staging / kLockFile);
+  // Between the check and the lock another process may have begun, and ended, a run here.
+  check_new_run(folder);
+  remove_all_but_lock(staging);  // what one that was killed left
+  try {
+    replace_file(staging / "config.json", to_json(config));
+    tokenizer.save(staging);
+    save_options(staging, options);
+    if (is_new) rename_file(staging, target);
+  } catch (...) {
+    remove_all_but_lock(staging);
+    std::error_code unused;
+    if (is_new) fs::remove_all(staging, unused);
+    throw;
   }
-  replace_file(staging / "config.json", to_json(config));
-  tokenizer.save(staging);
-  replace_file(staging / "options.json", to_json(options));
-  if (is_new) rename_file(staging, target);
+  return lock;
 }
 
-TrainOptions load_options(const fs::path& folder) {
-  const fs::path path = folder / "options.json";
+FileLock lock_run(const fs::path& folder) {
   std::error_code unused;
-  if (!fs::exists(path, unused)) {
+  if (!fs::exists(folder / kOptionsFile, unused)) {
     throw_error<UsageError>("--resume: {}: expected a run (a folder with options.json), got none.",
                             folder.string());
   }
+  return FileLock(folder / kLockFile);
+}
+
+void save_options(const fs::path& folder, const TrainOptions& options) {
+  replace_file(folder / kOptionsFile, to_json(options));
+}
+
+TrainOptions load_options(const fs::path& folder) {
+  const fs::path path = folder / kOptionsFile;
   TrainOptions options = parse_train_options(read_file(path), path.string());
-  check(options);
+  try {
+    check(options);
+  } catch (const UsageError& e) {
+    throw_error<UsageError>("{}: {}", path.string(), e.what());
+  }
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "nn/models/llama_config.h"
+#include "train/file.h"
 #include "train/options.h"
 #include "train/tokenizer.h"
 
@@ -20,13 +21,20 @@ void check_vocabulary(const Tokenizer& tokenizer, const LlamaConfig& config,
 /// The configuration of a new model. Throws UsageError naming the option.
 LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer);
 
-/// Throws UsageError unless the folder is absent or empty.
+/// Throws UsageError unless the folder can be made, or is there and empty.
 void check_new_run(const std::filesystem::path& folder);
 
 /// Writes config.json, the tokenizer and options.json into a folder that appears whole if it is
-/// new.
-void create_run(const std::filesystem::path& folder, const LlamaConfig& config,
-                const Tokenizer& tokenizer, const TrainOptions& options);
+/// new. The lock keeps other processes from writing the run. Throws UsageError.
+FileLock create_run(const std::filesystem::path& folder, const LlamaConfig& config,
+                    const Tokenizer& tokenizer, const TrainOptions& options);
+
+/// For whoever continues a run: until the lock is gone no other process may. Throws UsageError if
+/// the folder is no run, or is being written.
+FileLock lock_run(const std::filesystem::path& folder);
+
+/// Writes options.json again, with what a resumed run was told to do differently.
+void save_options(const std::filesystem::path& folder, const TrainOptions& options);
 
 /// options.json of a run. Throws UsageError if the folder is no run.
 TrainOptions load_options(const std::filesystem::path& folder);

@@ -337,6 +337,12 @@ ModelFolder::ModelFolder(const std::filesystem::path& folder) {
                               where, shown(name), excerpt(shard));
     }
     const auto [it, inserted] = shards.try_emplace(file, files_.size());
+    if (inserted && !std::filesystem::exists(folder / file)) {
+      throw_error<UsageError>(
+          "{}: weight_map: expected a file {} in this folder for tensor {}, got nothing there. "
+          "Fetch the missing file.",
+          where, shown(file), shown(name));
+    }
     if (inserted) files_.emplace_back(folder / file);
     places.emplace_back(name, it->second);
   }

@@ -163,8 +163,9 @@ Normalization normalization_of(std::string_view model) {
 std::unique_ptr<Processor> processor_of(std::string_view model) {
   auto processor = std::make_unique<Processor>();
   const auto status = processor->LoadFromSerializedProto(model);
-  if (!status.ok()) throw_error<UsageError>("{}", status.ToString());
-  if (processor->GetPieceSize() < 1) throw_error<UsageError>("no pieces");
+  if (!status.ok() || processor->GetPieceSize() < 1) {
+    throw_error<UsageError>("{} bytes that are none", model.size());
+  }
   return processor;
 }
 
@@ -281,18 +282,13 @@ std::unique_ptr<TokenizerModel> train_pieces(std::span<const std::string> texts,
           {"minloglevel", "3"},
       },
       &lines, &model);
-  std::string reason = trained.ToString();
-  if (trained.ok()) {
-    try {
-      return std::make_unique<Pieces>(model, std::vector<TokenizerFile>());
-    } catch (const UsageError& e) {
-      reason = e.what();
-    }
+  if (!trained.ok() || model.empty()) {
+    throw_error<UsageError>(
+        "--vocab: expected a text that gives up to {} pieces, got one in which SentencePiece finds "
+        "none. Give more text, another --vocab, or --tokenizer bytes.",
+        vocab_size);
   }
-  throw_error<UsageError>(
-      "tokenizer: SentencePiece found no {} pieces in the text: {}. Give more text, another "
-      "--vocab, or --tokenizer bytes.",
-      vocab_size, reason);
+  return std::make_unique<Pieces>(model, std::vector<TokenizerFile>());
 }
 
 std::unique_ptr<TokenizerModel> load_pieces(const std::filesystem::path& folder) {
@@ -301,8 +297,10 @@ std::unique_ptr<TokenizerModel> load_pieces(const std::filesystem::path& folder)
   try {
     return std::make_unique<Pieces>(model.text(), tokenizer_files(folder));
   } catch (const UsageError& e) {
-    throw_error<UsageError>("{}: expected a SentencePiece model, got: {}.", path.string(),
-                            e.what());
+    throw_error<UsageError>(
+        "{}: expected a SentencePiece model, got {}. If the file is cut short or of another kind, "
+        "fetch it again.",
+        path.string(), e.what());
   }
 }
 

@@ -135,7 +135,7 @@ std::vector<std::string> state_of(const std::filesystem::path& run) {
   std::istringstream text(read_file(run / "metrics.jsonl"));
   for (std::string line; std::getline(text, line);) {
     json object = json::parse(line);
-    object.erase("tokens_per_second");
+    for (const char* key : {"tokens_per_second", "memory_bytes"}) object.erase(key);
     state.push_back(object.dump());
   }
   return state;

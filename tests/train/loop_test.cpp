@@ -61,7 +61,7 @@ std::vector<std::string> metrics_of(const std::filesystem::path& folder) {
   std::istringstream text(read_file(folder / "metrics.jsonl"));
   for (std::string line; std::getline(text, line);) {
     auto json = nlohmann::json::parse(line);
-    json.erase("tokens_per_second");
+    for (const char* key : {"tokens_per_second", "memory_bytes"}) json.erase(key);
     lines.push_back(json.dump());
   }
   return lines;
@@ -79,10 +79,13 @@ TrainedRun train_in(const std::filesystem::path& folder, const TrainOptions& opt
     BigramModel model(kVocab);
     AdamW optimizer(model.parameters(), {});
     initialize(model, options.seed);
+    std::vector<double> losses;
     if (done > 0) {
-      EXPECT_EQ(checkpoint.load(model, optimizer), done);
+      EXPECT_EQ(checkpoint.load(model, optimizer, &losses), done);
     }
-    done = train_loop(model, optimizer, split, options, checkpoint, done, end, {});
+    Progression progression{done, RecentLosses(losses)};
+    train_loop(model, optimizer, split, options, checkpoint, progression, end, {});
+    done = progression.done;
     EXPECT_EQ(done, end);
     run.values.clear();
     for (const Parameter& p : model.parameters()) {
@@ -148,8 +151,9 @@ TEST(Loop, StopsAfterTheStepWhenAsked) {
   LoopEvents events;
   events.should_stop = [&] { return ++asked == 4; };
   events.on_save = [&](std::int64_t step) { saved = step; };
-  EXPECT_EQ(
-      train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, 0, 30, events), 4);
+  Progression run;
+  train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, run, 30, events);
+  EXPECT_EQ(run.done, 4);
   EXPECT_EQ(saved, 4);
 }
 
@@ -174,7 +178,8 @@ TEST(Loop, ALossThatIsNotFiniteEndsTheRun) {
   const Checkpoint checkpoint(folder.path(), DType::f32);
   EXPECT_THAT(
       message_of<Error>([&] {
-        train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, 0, 30, {});
+        Progression run;
+        train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, run, 30, {});
       }),
       AllOf(HasSubstr("step 3"), HasSubstr("loss nan"), HasSubstr("checkpoint is of step 2")));
   EXPECT_EQ(checkpoint.load(model, optimizer), 2);
@@ -322,7 +327,18 @@ TEST(Options, SurviveTheFile) {
   EXPECT_EQ(again.seed, options.seed);
   EXPECT_EQ(again.lr, options.lr);
   EXPECT_THAT(message_of<UsageError>([] { parse_train_options("{}", "options.json"); }),
-              HasSubstr("options.json: expected the options"));
+              HasSubstr("options.json: data: expected a list of texts"));
+  const auto spoilt = [&](const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(to_json(options));
+    json[key] = value;
+    return message_of<UsageError>([&] { parse_train_options(json.dump(), "options.json"); });
+  };
+  EXPECT_THAT(spoilt("steps", "many"), HasSubstr("steps: expected a whole number, as `coda train` "
+                                                 "writes it, got \"many\""));
+  EXPECT_THAT(spoilt("seed", -1), HasSubstr("seed: expected a whole number of 0 or more"));
+  EXPECT_THAT(spoilt("tie_embeddings", 1), HasSubstr("expected true or false"));
+  EXPECT_THAT(spoilt("steps", 18446744073709551615u), HasSubstr("got 18446744073709551615"));
+  EXPECT_THAT(spoilt("stepps", 3), HasSubstr("got also \"stepps\""));
   EXPECT_THAT(message_of<UsageError>([] { parse_train_options("{\"data\":3", "options.json"); }),
               HasSubstr("options.json"));
 }

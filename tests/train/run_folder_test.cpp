@@ -64,7 +64,7 @@ TEST(RunFolder, FoldersThatAreNotMeantAreRefused) {
               HasSubstr("other files"));
   EXPECT_THAT(message_of<UsageError>([&] { check_new_run(folder.path() / "other" / "file"); }),
               HasSubstr("got a file"));
-  EXPECT_THAT(message_of<UsageError>([&] { load_options(folder.path()); }), HasSubstr("--resume"));
+  EXPECT_THAT(message_of<UsageError>([&] { lock_run(folder.path()); }), HasSubstr("--resume"));
   EXPECT_THAT(message_of<UsageError>([&] { load_config(folder.path() / "none"); }),
               HasSubstr("got nothing there"));
   EXPECT_THAT(message_of<UsageError>([&] { load_config(folder.path()); }),

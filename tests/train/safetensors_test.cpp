@@ -181,7 +181,8 @@ TEST(ModelFolder, ShardsAreFoundThroughTheIndex) {
   EXPECT_EQ(read_f32(*model.find("b").tensor, "f"), values);
   EXPECT_THAT(index(R"({"a":"m-2.safetensors"})"),
               AllOf(HasSubstr("m-2.safetensors"), HasSubstr("\"a\"")));
-  EXPECT_THAT(index(R"({"a":"m-3.safetensors"})"), HasSubstr("m-3.safetensors: cannot open"));
+  EXPECT_THAT(index(R"({"a":"m-3.safetensors"})"),
+              AllOf(HasSubstr("index.json"), HasSubstr("m-3.safetensors"), HasSubstr("\"a\"")));
   EXPECT_THAT(index(R"({"a":"../m-1.safetensors"})"), HasSubstr("file name in this folder"));
   EXPECT_THAT(index("[]"), HasSubstr("weight_map"));
 }

@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;  // of one size; indices fit in int32
+constexpr std::int64_t kLayerLimit = 10000;
 constexpr std::int64_t kWeightLimit = std::int64_t{1} << 40;
 
 /// Typed access to the keys of one object; every complaint names the file and the key.
@@ -188,10 +189,11 @@ std::int64_t head_dim_of(const Reader& config, const LlamaConfig& c) {
   return c.hidden_size / c.num_attention_heads;
 }
 
-void check_size(std::string_view where, const char* key, std::int64_t value) {
-  if (value < 1 || value > kSizeLimit) {
+void check_size(std::string_view where, const char* key, std::int64_t value,
+                std::int64_t most = kSizeLimit) {
+  if (value < 1 || value > most) {
     throw_error<UsageError>("{}: {}: expected a whole number from 1 to {}, got {}.", where, key,
-                            kSizeLimit, value);
+                            most, value);
   }
 }
 
@@ -207,7 +209,7 @@ void check_token(std::string_view where, const char* key, std::optional<std::int
 
 void check(const LlamaConfig& c, std::string_view where) {
   check_size(where, "hidden_size", c.hidden_size);
-  check_size(where, "num_hidden_layers", c.num_hidden_layers);
+  check_size(where, "num_hidden_layers", c.num_hidden_layers, kLayerLimit);
   check_size(where, "num_attention_heads", c.num_attention_heads);
   check_size(where, "num_key_value_heads", c.num_key_value_heads);
   check_size(where, "head_dim", c.head_dim);

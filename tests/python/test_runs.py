@@ -1,0 +1,186 @@
+"""A run that somebody leaves alone: signals, crashes, full disks, two processes, odd steps."""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
+TINY = ["--tokenizer", "bytes", "--d-model", "32", "--layers", "1", "--heads", "2", "--d-ff", "64",
+        "--seq", "16", "--batch", "2"]  # fmt: skip
+TIMEOUT = 120
+STATE = ("model.safetensors", "optimizer.safetensors")
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 100)
+    return path
+
+
+@pytest.fixture(scope="session")
+def binary():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    return os.environ.get("CODA_BINARY", str(root / "build" / "coda"))
+
+
+def metrics(run, key="loss"):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if key in line]
+
+
+def state(run):
+    return [(run / name).read_bytes() for name in STATE]
+
+
+def begin(binary, data, run, *options, **keywords):
+    """A run in a process of its own, once it has done its first step."""
+    process = subprocess.Popen(
+        [binary, "train", "--data", data, *TINY, "--out", run, "--json", *map(str, options)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **keywords,
+    )  # fmt: skip
+    assert '"step":1' in process.stdout.readline(), process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_that_resumes(coda, binary, data, tmp_path, which):
+    options = ["--steps", "60", "--save-every", "0"]
+    done = coda("train", "--data", data, *TINY, *options, "--out", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+
+    run = tmp_path / "stopped"
+    process = begin(binary, data, run, "--steps", 100000)
+    process.send_signal(which)
+    out, error = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, error
+    last = json.loads(out.splitlines()[-1])
+    assert last["done"] is False
+    assert last["resume"] == f"coda train --resume {run}"
+    assert last["step"] == metrics(run)[-1]["step"]
+
+    run = tmp_path / "resumed"
+    process = begin(binary, data, run, *options)
+    process.send_signal(which)
+    process.communicate(timeout=TIMEOUT)
+    done = coda("train", "--resume", run, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert state(run) == state(tmp_path / "whole")
+
+
+def test_a_killed_run_loses_at_most_save_every(coda, binary, data, tmp_path):
+    options = ["--steps", "40", "--save-every", "5"]
+    done = coda("train", "--data", data, *TINY, *options, "--out", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "killed"
+    process = begin(binary, data, run, *options)
+    while process.poll() is None and '"step":17' not in process.stdout.readline():
+        pass
+    process.kill()
+    process.communicate(timeout=TIMEOUT)
+    reached = metrics(run)[-1]["step"]
+    done = coda("train", "--resume", run, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["step"] > reached - 5
+    assert state(run) == state(tmp_path / "whole")
+
+
+def test_two_processes_cannot_write_one_run(coda, binary, data, tmp_path):
+    run = tmp_path / "run"
+    process = begin(binary, data, run, "--steps", 100000)
+    try:
+        done = coda("train", "--resume", run, timeout=TIMEOUT)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert str(run) in done.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_full_disk_leaves_the_checkpoint(coda, binary, data, tmp_path):
+    run = tmp_path / "run"
+    done = coda("train", "--data", data, *TINY, "--steps", 6, "--stop-after", 3, "--out", run)
+    assert done.returncode == 0, done.stderr
+    before = state(run)
+    small = len(before[0]) // 2
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
+
+    done = subprocess.run([binary, "train", "--resume", run], capture_output=True, text=True,
+                          preexec_fn=limit_files, timeout=TIMEOUT, check=False)  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"coda train --resume {run}" in done.stderr
+    assert state(run) == before
+    done = coda("train", "--resume", run)
+    assert done.returncode == 0, done.stderr
+
+
+def test_older_saves_are_kept_whole(coda, data, tmp_path):
+    run = tmp_path / "run"
+    done = coda("train", "--data", data, *TINY, "--steps", 10, "--save-every", 2, "--keep", 2,
+                "--out", run)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kept = sorted((run / "checkpoints").iterdir())
+    assert len(kept) == 2, kept
+    for folder in kept:
+        done = coda("eval", "--model", folder, "--data", data)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_config_file_holds_any_option(coda, data, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = coda("train", "--data", data, *TINY, "--steps", 4, "--lr", 5e-3, "--out", first)
+    assert done.returncode == 0, done.stderr
+    done = coda("train", "--config", first / "options.json", "--out", second)
+    assert done.returncode == 0, done.stderr
+    assert state(first) == state(second)
+    (tmp_path / "odd.json").write_text('{"steps": 4, "setps": 5}')
+    done = coda("train", "--config", tmp_path / "odd.json", "--data", data, "--out", tmp_path / "x")
+    assert done.returncode == 2
+    assert "odd.json" in done.stderr and "setps" in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_diverging_run_stops_or_skips(coda, data, tmp_path):
+    """Losses around one level, of which about half exceed a bound of 0 nats above their median;
+    and a rate after which nothing is finite."""
+    spikes = ["--data", data, *TINY, "--steps", 40, "--lr", 0, "--spike", 0]
+    stops = coda("train", *spikes, "--on-spike", "stop", "--out", tmp_path / "a")
+    assert stops.returncode == 1, stops.stdout + stops.stderr
+    assert "spike" in stops.stderr
+    skips = coda("train", *spikes, "--on-spike", "skip", "--out", tmp_path / "b")
+    assert any("skipped" in m for m in metrics(tmp_path / "b")), skips.stderr
+    assert "skipped" in skips.stderr
+
+    overflows = ["--data", data, *TINY, "--steps", 12, "--lr", 900, "--warmup", 0, "--clip", 0]
+    stops = coda("train", *overflows, "--out", tmp_path / "c")
+    assert stops.returncode == 1, stops.stdout + stops.stderr
+    assert "--on-nan skip" in stops.stderr
+    skips = coda("train", *overflows, "--on-nan", "skip", "--out", tmp_path / "d")
+    assert any("skipped" in m for m in metrics(tmp_path / "d")), skips.stderr
+
+
+def test_recomputing_changes_no_bit(coda, data, tmp_path):
+    for name, more in {"held": [], "again": ["--recompute"]}.items():
+        done = coda("train", "--data", data, *TINY, "--steps", 3, "--dtype", "bf16", *more,
+                    "--out", tmp_path / name)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert state(tmp_path / "held") == state(tmp_path / "again")
+
+
+def test_the_plot_is_a_picture_of_every_step(coda, data, tmp_path):
+    plot = tmp_path / "loss.svg"
+    done = coda("train", "--data", data, *TINY, "--steps", 5, "--plot", plot, "--out",
+                tmp_path / "run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    for key in ("gradient_norm", "tokens_per_second", "memory_bytes"):
+        assert all(line[key] > 0 for line in metrics(tmp_path / "run")), key
+    assert all(line["mfu"] is None for line in metrics(tmp_path / "run"))  # no peak of a CPU is known
