@@ -97,6 +97,10 @@ class RowsWriter {
         add_sink({v.op, id, v.args[0], {}, 0, 0});
       } else if (v.op == Op::store_partial) {
         const Value& reduction = value(v.args[0]);
+        if (is_row_reduction(reduction.op)) {
+          row_partials_.push_back(id);
+          continue;
+        }
         internal_check(reduction.op == Op::col_sum || reduction.op == Op::sum,
                        "rows: {}: partials of {}", program_.name, name_of(reduction.op));
         by_granules_ = true;
@@ -111,6 +115,11 @@ class RowsWriter {
     for (const Sink& s : sinks_) {
       if (s.width % columns_ != 0 || s.offset % columns_ != 0) throw TooWide{};
       chunks = std::max(chunks, s.width / columns_);
+    }
+    for (const std::int32_t id : row_partials_) {
+      const std::int64_t width = values_.width(value(value(id).args[0]).args[0]);
+      if (width % columns_ != 0) throw TooWide{};
+      chunks = std::max(chunks, width / kColumnGranule);
     }
     threads_ = 32;
     while (threads_ < 512 && threads_ < chunks) threads_ *= 2;
@@ -289,7 +298,57 @@ class RowsWriter {
       v.close();
       std::erase_if(sinks, [&](const Sink* s) { return s->width == width; });
     }
+    for (const std::int32_t id : row_partials_) {
+      if (stage_[static_cast<std::size_t>(id)] == stage) write_row_partials(id);
+    }
     end_reductions(stage);
+  }
+
+  /// Granules of a row reduction, as a GEMM program stores them: a thread a granule.
+  void write_row_partials(std::int32_t store) {
+    Values& v = values_;
+    const Value& reduction = value(value(store).args[0]);
+    const std::int32_t to = value(store).operand;
+    const std::int64_t width = v.width(reduction.args[0]);
+    const std::int64_t granules = (width + kColumnGranule - 1) / kColumnGranule;
+    const bool online = is_online(reduction.op);
+    v.open(fmt::format("for (int g = lane; g < {}; g += kThreads)", granules));
+    v.line(online ? "LogSum sum;"
+                  : fmt::format("float sum = {};",
+                                reduction.op == Op::row_max ? "minus_infinity()" : "0.0f"));
+    v.line(fmt::format("const int end = {0} * g + {0} < {1} ? {0} * g + {0} : {1};", kColumnGranule,
+                       width));
+    v.open(fmt::format("for (int j = {} * g; j < end; j += {})", kColumnGranule, columns_));
+    const std::string x = v.wide(reduction.args[0], {"j", columns_, 0}, columns_);
+    if (online) {
+      v.line(fmt::format("const LogSum part = chunk_log_sum({});", x));
+      v.line("sum.add(part.max, part.sum);");
+    } else if (reduction.op == Op::pick) {
+      const std::string target = v.number(reduction.args[1]);
+      each(fmt::format("if ({} == j + i && {} != {}ll) sum = {}[i];", target, target,
+                       reduction.attrs.ignore_index, x));
+    } else {
+      each(fmt::format("sum = op::{}(sum, {}[i]);", reduction.op == Op::row_max ? "maximum" : "add",
+                       x));
+    }
+    v.close();
+    const std::string data = fmt::format(
+        "static_cast<float*>(p.operands[{0}].data)[{{}} * p.operands[{0}].stride + r]", to);
+    const auto at = [&](const std::string& granule) {
+      return fmt::format(fmt::runtime(data), granule);
+    };
+    if (online) {
+      v.line(fmt::format("if (live) {} = sum.max;", at("g")));
+      v.line(fmt::format("if (live) {} = sum.sum;", at(fmt::format("({} + g)", granules))));
+    } else if (reduction.op == Op::pick) {
+      const std::string* bad =
+          v.find(fmt::format("bad{}/{}", reduction.args[1], v.width(reduction.args[0])));
+      internal_check(bad != nullptr, "rows: {}: targets of pick were not checked", program_.name);
+      v.line(fmt::format("if (live) {} = {} ? nan_value() : sum;", at("g"), *bad));
+    } else {
+      v.line(fmt::format("if (live) {} = sum;", at("g")));
+    }
+    v.close();
   }
 
   /// Cols and scalars of a stage, and stores of them.
@@ -297,7 +356,7 @@ class RowsWriter {
     Values& v = values_;
     const Value& x = value(id);
     if (stage_[static_cast<std::size_t>(id)] != stage) return;
-    if (x.op == Op::onehot || (x.op == Op::pick && !x.partial)) {
+    if (x.op == Op::onehot || x.op == Op::pick) {
       const std::int32_t targets = x.args[x.op == Op::pick ? 1 : 0];
       const std::int64_t classes = x.op == Op::pick ? v.width(x.args[0]) : x.cols.num;
       check_targets(v, targets, classes, x.attrs.ignore_index, "p.error_flag");
@@ -498,6 +557,7 @@ class RowsWriter {
   bool by_granules_ = false, sums_in_memory_ = false;
   std::vector<int> stage_;
   std::vector<Sink> sinks_;
+  std::vector<std::int32_t> row_partials_;  ///< stores
   std::map<std::int32_t, std::string> scratch_, chunk_sums_;
   std::map<std::int32_t, int> row_sums_, column_sums_;
 };

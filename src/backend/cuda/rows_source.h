@@ -37,7 +37,9 @@ struct RowsKernel {
   std::int64_t rows = 0;  ///< that a block covers
 };
 
-/// Form::rows. `columns`: at most so many of a chunk; fewer if offsets and widths ask for it.
+/// Form::rows; also the epilogue of a GEMM program with acc loaded from memory, so row reductions
+/// may be partials of column granules. `columns`: at most so many of a chunk; fewer if offsets and
+/// widths ask for it.
 RowsKernel rows_kernel(const Program& program, const std::vector<PartialLoad>& partials,
                        int columns);
 

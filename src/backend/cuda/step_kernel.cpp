@@ -1,5 +1,7 @@
 #include "backend/cuda/step_kernel.h"
 
+#include "backend/cuda/program_gemm.h"
+#include "backend/cuda/program_split.h"
 #include "base/check.h"
 
 namespace coda::cuda {
@@ -8,6 +10,12 @@ namespace {
 
 bool is_gemm(const Step& step) { return step.program && step.program->form == Form::gemm; }
 
+/// Pairs or heads of which no fragment can hold the columns together (odd widths, mostly).
+bool needs_split(const Step& step) {
+  return is_gemm(step) && can_split(*step.program) &&
+         !ProgramGemm(step.program).plan().general.empty();
+}
+
 bool is_attention(const Step& step) {
   return step.opaque == Opaque::attention || step.opaque == Opaque::attention_backward;
 }
@@ -15,6 +23,7 @@ bool is_attention(const Step& step) {
 }  // namespace
 
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens) {
+  if (needs_split(step)) return split_workspace_bytes(step, plan, max_tokens);
   if (is_gemm(step)) return gemm_workspace_bytes(step, plan, max_tokens);
   if (step.program) return rows_workspace_bytes(step, plan, max_tokens);
   return is_attention(step) ? attention_workspace_bytes(step, plan, max_tokens)
@@ -23,6 +32,7 @@ std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t 
 
 std::unique_ptr<StepKernel> make_step_kernel(const Step& step, const Plan& plan,
                                              const StepContext& context) {
+  if (needs_split(step)) return make_split_kernel(step, plan, context);
   if (is_gemm(step)) return make_gemm_kernel(step, plan, context);
   if (step.program) return make_rows_kernel(step, plan, context);
   internal_check(step.opaque != Opaque::none, "cuda: a step without program and opaque node");

@@ -130,6 +130,27 @@ TEST(CudaRowsOnHost, ColumnSumsGoToGranulesOfRows) {
   }
 }
 
+/// What the epilogue of a GEMM program asks for when acc comes from memory.
+TEST(CudaRowsOnHost, RowReductionsGoToGranulesOfColumns) {
+  for (const i64 n : {24, 201}) {
+    Make make("partials", Form::rows, n);
+    const i32 x = make.load_tile("x", n);
+    const i32 target = make.load_col("target", DType::i32);
+    make.partial("sums", Op::row_sum, {make.op(Op::mul, {x, x})});
+    make.partial("maxima", Op::row_max, {x});
+    make.partial("online", Op::lse, {x});
+    make.partial("picked", Op::pick, {x, target});
+    make.partial("columns", Op::col_sum, {x});
+    make.store("y", x, DType::bf16);
+    for (const i64 m : {1, 35}) {
+      RunOptions options;
+      options.tokens = m;
+      options.integer_limit["target"] = n;
+      check(make, options, 128);
+    }
+  }
+}
+
 TEST(CudaRowsOnHost, RotatesHeadsOfTensorsOfDifferentWidths) {
   for (const PairLayout layout : {PairLayout::halves, PairLayout::interleaved}) {
     for (const i64 p : {34, 64}) {
