@@ -47,10 +47,8 @@ bool aligned(const TensorView& view, int columns) {
 /// Views in the order of the registry row: table, ids, x; or ids, d_x, d_table.
 class EmbeddingStep final : public StepKernel {
  public:
-  EmbeddingStep(const Step& step, const Plan& plan, const StepContext& context, bool accumulate)
-      : backward_(step.opaque == Opaque::embedding_backward),
-        accumulate_(accumulate),
-        context_(context) {
+  EmbeddingStep(const Step& step, const Plan& plan, const StepContext& context)
+      : backward_(step.opaque == Opaque::embedding_backward), context_(context) {
     const auto dtype_of = [&](std::size_t slice) {
       return plan.buffers[static_cast<std::size_t>(step.slices[slice].buffer)].dtype;
     };
@@ -75,12 +73,11 @@ class EmbeddingStep final : public StepKernel {
     for (const char* entry : entries()) {
       kernels_.push_back(KernelStore::get().load(embedding_source(entry, table_, x_, columns_)));
     }
-    internal_check(table.stride == table.cols || !backward_ || accumulate_,
+    internal_check(table.stride == table.cols || !backward_,
                    "embedding: a gradient with gaps between its rows");
     EmbeddingParams& p = params_;
     p.ids = ids.data;
     p.ids_are_i64 = ids.dtype == DType::i64 ? 1 : 0;
-    p.accumulate = accumulate_ ? 1 : 0;
     p.table = table.data;
     p.table_stride = table.stride;
     p.x = x.data;
@@ -106,7 +103,7 @@ class EmbeddingStep final : public StepKernel {
           driver().memset_d8_async(reinterpret_cast<DevicePointer>(at), 0, bytes, stream.handle()),
           "cuMemsetD8Async");
     };
-    if (!accumulate_) zero(p.table, table_bytes_);
+    zero(p.table, table_bytes_);
     if (p.rows == 0) return;
     zero(p.place, static_cast<std::size_t>(p.rows) * sizeof(unsigned));
     const unsigned rows = blocks_for(p.rows, kThreads);
@@ -125,7 +122,7 @@ class EmbeddingStep final : public StepKernel {
     return {"coda_embedding_place", "coda_embedding_order", "coda_embedding_sums"};
   }
 
-  bool backward_ = false, accumulate_ = false;
+  bool backward_ = false;
   StepContext context_;
   DType table_ = DType::f32, x_ = DType::f32;
   int columns_ = 1;
@@ -138,12 +135,7 @@ class EmbeddingStep final : public StepKernel {
 
 std::unique_ptr<StepKernel> make_embedding_kernel(const Step& step, const Plan& plan,
                                                   const StepContext& context) {
-  return std::make_unique<EmbeddingStep>(step, plan, context, false);
-}
-
-std::unique_ptr<StepKernel> make_embedding_adder(const Step& step, const Plan& plan,
-                                                 const StepContext& context) {
-  return std::make_unique<EmbeddingStep>(step, plan, context, true);
+  return std::make_unique<EmbeddingStep>(step, plan, context);
 }
 
 std::size_t embedding_workspace_bytes(const Step& step, const Plan&, std::int64_t max_tokens) {

@@ -9,8 +9,4 @@ namespace coda::cuda {
 /// device/embedding.cuh; `entry` names one of its kernels. columns: of a chunk, a power of two.
 KernelSource embedding_source(const char* entry, DType table, DType x, int columns);
 
-/// embedding_backward that adds to d_table what it would else have written there.
-std::unique_ptr<StepKernel> make_embedding_adder(const Step& step, const Plan& plan,
-                                                 const StepContext& context);
-
 }  // namespace coda::cuda

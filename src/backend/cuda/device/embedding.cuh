@@ -71,7 +71,6 @@ extern "C" __global__ void __launch_bounds__(128) coda_embedding_sums(const Embe
   if (c >= p.columns) return;
   float sum[kColumns] = {};
   const long long at = id * p.table_stride + c;
-  if (p.accumulate != 0) load_chunk<F32>(p.table, at, sum);
 #pragma unroll 4
   for (long long i = first; i < last; ++i) {
     float values[kColumns];

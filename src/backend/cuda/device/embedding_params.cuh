@@ -6,7 +6,6 @@ namespace coda_device {
 struct EmbeddingParams {
   const void* ids;
   int ids_are_i64;
-  int accumulate;          ///< backward: add to d_table instead of writing it
   void* table;             ///< [vocab, columns]; backward: its gradient, fp32
   long long table_stride;  ///< elements from a row to the next
   void* x;                 ///< [rows, columns]; backward: its gradient
