@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cli/command.h"
+#include "cli/tokens.h"
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/llama_model.h"
@@ -16,6 +17,7 @@ namespace {
 struct EvalCommand {
   std::string model;
   std::vector<std::string> data;
+  std::string text_field = "text";
   std::int64_t seq = 0, batch = 8;
   std::string dtype = "f32";
   bool held_out = false;
@@ -38,8 +40,10 @@ int EvalCommand::run() const {
         config.max_position_embeddings, seq, batch);
   }
   const auto backend = device.make();
-  const std::vector<std::int32_t> stream = tokenize(read_texts(data), tokenizer);
-  const std::span<const std::int32_t> all(stream);
+  const Texts texts = open_texts(data, text_field, output);
+  const std::filesystem::path kept = std::filesystem::path(model) / "tokens.bin";
+  const LoadedTokens loaded = load_tokens(texts, tokenizer, kept, "", output);
+  const std::span<const std::int32_t> all = loaded.file.tokens();
   const TokenSplit split = held_out ? split_tokens(all, length) : TokenSplit{all, all};
   if (split.held_out.size() < 2) {
     throw_error<UsageError>("--data: expected at least 2 tokens, got {}.", split.held_out.size());
@@ -48,9 +52,14 @@ int EvalCommand::run() const {
   const auto llama =
       make_llama_model(config, *backend, parse_dtype(dtype), std::min(batch * length, count));
   load_weights(*llama, model);
-  const double loss = mean_loss(*llama, split.held_out, length, batch);
-  const double unigram = unigram_loss(split.training, split.held_out, config.vocab_size);
-  const auto tokens = static_cast<std::int64_t>(split.held_out.size()) - 1;
+  const auto release = [&] { loaded.file.release(); };
+  std::int64_t tokens = 0;
+  for_each_consecutive(split.held_out, length, batch, [&](const Batch& b) {
+    tokens += b.valid_labels();
+    release();
+  });
+  const double loss = mean_loss(*llama, split.held_out, length, batch, release);
+  const double unigram = unigram_loss(split.training, split.held_out, config.vocab_size, release);
   output.object({{"eval_loss", loss},
                  {"perplexity", std::exp(loss)},
                  {"unigram_loss", unigram},
@@ -67,6 +76,9 @@ Command add_eval(CLI::App& app) {
   auto c = std::make_shared<EvalCommand>();
   sub->add_option("--model", c->model, "Hugging Face folder")->required()->group("Input");
   sub->add_option("--data", c->data, "Text files or folders (UTF-8)")->required()->group("Input");
+  sub->add_option("--text-field", c->text_field, "What holds the text in lines of .jsonl files")
+      ->group("Input")
+      ->capture_default_str();
   sub->add_flag("--held-out", c->held_out,
                 "Only the part that `coda train` on the same data and --seq held out")
       ->group("Input");

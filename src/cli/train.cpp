@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/config_file.h"
 #include "cli/progress.h"
+#include "cli/tokens.h"
 #include "train/init.h"
 #include "train/llama_model.h"
 #include "train/loop.h"
@@ -87,6 +88,7 @@ struct TrainCommand {
   std::string resume_command() const;
 
   std::optional<FileLock> lock_;  ///< of the run's folder
+  std::optional<TokenFile> token_file_;
 };
 
 void TrainCommand::add_options(CLI::App& sub) {
@@ -98,6 +100,7 @@ void TrainCommand::add_options(CLI::App& sub) {
   const char* data = "Data and run";
   sub.add_option("--data", o.data, "Text files or folders (UTF-8); the end is held out")
       ->group(data);
+  option(data, "--text-field", o.text_field, "What holds the text in lines of .jsonl files");
   sub.add_option("--out", out, "New folder for the run: a Hugging Face model and what resumes it")
       ->group(data);
   sub.add_option("--resume", resume, "Continue the run in this folder with its own options")
@@ -239,7 +242,8 @@ void TrainCommand::report(Model& model, const TokenSplit& tokens,
                           std::optional<double> known) const {
   const auto held_out = evaluated_tokens(tokens, options);
   const double loss = known ? *known : mean_loss(model, held_out, options.seq, options.batch);
-  const double unigram = unigram_loss(tokens.training, held_out, model.vocab_size());
+  const double unigram = unigram_loss(tokens.training, held_out, model.vocab_size(),
+                                      [this] { token_file_->release(); });
   output.object({{"done", true},
                  {"step", options.steps},
                  {"eval_loss", loss},
@@ -260,6 +264,7 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
   std::int64_t skipped = 0;
   LoopEvents events;
   events.on_step = [&](const StepMetrics& r) {
+    token_file_->release();
     output.object(to_json(r));
     if (!r.skipped.empty()) {
       ++skipped;
@@ -316,21 +321,23 @@ int TrainCommand::run() {
   if (stop_after < 0) throw_error<UsageError>("--stop-after: expected a step, got {}.", stop_after);
   resuming() ? continue_run() : begin();
   const auto backend = device.make();
-  const std::vector<std::string> texts = read_texts(options.data);
+  const Texts texts = open_texts(options.data, options.text_field, output);
   if (!resuming()) keep_absolute_paths(options);
   const std::string source = resuming() ? out : options.model;
   // Bytes fit any model with enough ids, also one whose own tokenizer coda cannot read.
   const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes()
-                              : source.empty()             ? Tokenizer::train(texts, options.vocab)
-                                                           : Tokenizer::load(source);
+                              : source.empty() ? Tokenizer::train(texts.sample(), options.vocab)
+                                               : Tokenizer::load(source);
   if (source.empty() && !tokenizer.is_bytes() && tokenizer.vocab_size() < options.vocab) {
     output.note("The text gives {} pieces, fewer than --vocab {}.\n", tokenizer.vocab_size(),
                 options.vocab);
   }
   const LlamaConfig model_config = this->model_config(tokenizer);
-  const std::vector<std::int32_t> stream = tokenize(texts, tokenizer);
-  const TokenSplit tokens = split_tokens(stream, options.seq);
-  const std::string hash = fmt::format("{:016x}", fingerprint(stream));
+  const std::filesystem::path kept = std::filesystem::path(out) / "tokens.bin";
+  LoadedTokens loaded = load_tokens(texts, tokenizer, kept, existing_folder(out), output);
+  token_file_ = std::move(loaded.file);
+  const TokenSplit tokens = split_tokens(token_file_->tokens(), options.seq);
+  const std::string hash = fmt::format("{:016x}", token_file_->hash());
   check_hash(hash);
   options.data_hash = hash;
 
@@ -353,6 +360,7 @@ int TrainCommand::run() {
   } else {
     lock_ = create_run(out, model_config, tokenizer, options);
   }
+  if (loaded.fresh) token_file_->keep(kept);
   if (run.done == 0) checkpoint.cut_metrics(0);  // of a run that ended before its first checkpoint
   write_plot();
   output.note(

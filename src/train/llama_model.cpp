@@ -68,15 +68,23 @@ class TrainedLlama : public Model {
   }
 
  private:
-  /// Equal sequences as the packed ones that the model takes; views batch and this object.
+  /// Sequences, and the documents in them, as the packed ones that the model takes; views batch and
+  /// this object.
   LlamaBatch packed(const Batch& batch) {
     positions_.clear();
-    cu_seqlens_.assign(1, 0);
-    for (std::size_t i = 0; i < batch.tokens.size(); ++i) {
-      positions_.push_back(static_cast<std::int32_t>(static_cast<std::int64_t>(i) % batch.seq));
-      const auto end = static_cast<std::int32_t>(i + 1);
-      if (end % batch.seq == 0) cu_seqlens_.push_back(end);
+    cu_seqlens_.clear();
+    std::size_t document = 0;
+    const auto tokens = static_cast<std::int32_t>(batch.tokens.size());
+    for (std::int32_t i = 0, begin = 0; i < tokens; ++i) {
+      const bool begins = document < batch.documents.size() && batch.documents[document] == i;
+      document += begins ? 1 : 0;
+      if (begins || i % batch.seq == 0) {
+        begin = i;
+        cu_seqlens_.push_back(i);
+      }
+      positions_.push_back(i - begin);
     }
+    cu_seqlens_.push_back(tokens);
     return {batch.tokens, positions_, cu_seqlens_, batch.labels};
   }
 

@@ -75,10 +75,15 @@ std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
 }
 
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
-                 std::int64_t batch) {
+                 std::int64_t batch, const std::function<void()>& release) {
   double loss = 0.0;
-  for (const Batch& b : consecutive_batches(tokens, seq, batch)) loss += model.evaluate(b);
-  return loss / static_cast<double>(tokens.size() - 1);
+  std::int64_t labels = 0;
+  for_each_consecutive(tokens, seq, batch, [&](const Batch& b) {
+    loss += model.evaluate(b);
+    labels += b.valid_labels();
+    if (release) release();
+  });
+  return loss / static_cast<double>(std::max<std::int64_t>(1, labels));
 }
 
 nlohmann::ordered_json to_json(const StepMetrics& m) {

@@ -58,9 +58,10 @@ double accumulate_gradients(Model& model, std::span<const Batch> batches);
 std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
                                                const TrainOptions& options);
 
-/// Mean loss over the labels of these tokens (all but the first). The sum runs in double, in order.
+/// Mean loss over the labels of these tokens (all but the first, and those that begin documents).
+/// The sum runs in double, in order. release: called after each batch.
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
-                 std::int64_t batch);
+                 std::int64_t batch, const std::function<void()>& release = {});
 
 /// A run between two steps.
 struct Progression {

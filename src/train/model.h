@@ -21,6 +21,9 @@ struct Batch {
   std::int64_t seq = 0;  ///< tokens of one sequence
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> labels;
+  /// Indices of tokens that begin another text within a sequence, ascending: they and what follows
+  /// attend to nothing before, and positions begin anew.
+  std::vector<std::int32_t> documents = {};
 
   std::int64_t valid_labels() const {
     std::int64_t count = 0;
@@ -30,8 +33,8 @@ struct Batch {
 };
 
 /// One weight tensor: fp32 values that the optimiser changes, and the fp32 sum of gradients. Both
-/// are owned by the model and stay where they are. A model on a device keeps its own there: these are
-/// then what values_changed sends and what fetch_values and fetch_gradients bring back.
+/// are owned by the model and stay where they are. A model on a device keeps its own there: these
+/// are then what values_changed sends and what fetch_values and fetch_gradients bring back.
 struct Parameter {
   std::string name;  ///< as in a Hugging Face checkpoint
   std::vector<std::int64_t> shape;

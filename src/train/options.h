@@ -10,6 +10,7 @@ namespace coda {
 
 struct TrainOptions {
   std::vector<std::string> data;
+  std::string text_field = "text";  ///< of .jsonl files
   std::string model;  ///< folder whose weights training begins from; empty: a new model
   std::string tokenizer = "bpe";
   std::int64_t vocab = 2048;
@@ -48,6 +49,7 @@ struct TrainOptions {
 template <class Options, class Visit>
 void for_each_option(Options& o, Visit visit) {
   visit("data", o.data);
+  visit("text_field", o.text_field);
   visit("model", o.model);
   visit("tokenizer", o.tokenizer);
   visit("vocab", o.vocab);

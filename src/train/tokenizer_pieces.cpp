@@ -21,22 +21,16 @@ using Processor = sentencepiece::SentencePieceProcessor;
 
 constexpr std::int64_t kLeastPieces = 320;
 constexpr std::int64_t kMostPieces = 1'000'000;
-constexpr std::size_t kTrainingBytes = std::size_t{64} << 20;
 constexpr std::string_view kSpaceMark = "\u2581";
 
-/// Calls visit(character) for each character of each text; beyond kTrainingBytes of text, for
-/// those of every k-th stretch of 4096 characters.
+/// Calls visit(character) for each character of each text.
 template <class Visit>
 void for_each_character(std::span<const std::string> texts, Visit visit) {
-  constexpr std::size_t kStretch = 4096;
-  std::size_t total = 0, seen = 0;
-  for (const std::string& text : texts) total += text.size();
-  const std::size_t every = total / kTrainingBytes + 1;
   for (const std::string& text : texts) {
-    for (std::size_t at = 0; at < text.size(); ++seen) {
+    for (std::size_t at = 0; at < text.size();) {
       const std::size_t length =
           std::max<std::size_t>(1, utf8_length(static_cast<unsigned char>(text[at])));
-      if (seen / kStretch % every == 0) visit(std::string_view(text).substr(at, length));
+      visit(std::string_view(text).substr(at, length));
       at += length;
     }
   }

@@ -21,13 +21,18 @@ def _two_threads():
 
 
 @pytest.fixture(scope="session")
-def coda():
-    """Runs the program: coda("verify", "--model", path) -> CompletedProcess with text output."""
+def coda_binary():
     binary = pathlib.Path(os.environ.get("CODA_BINARY", ROOT / "build" / "coda"))
     assert binary.exists(), f"{binary}: no such program. Build it, or set CODA_BINARY."
+    return str(binary)
+
+
+@pytest.fixture(scope="session")
+def coda(coda_binary):
+    """Runs the program: coda("verify", "--model", path) -> CompletedProcess with text output."""
 
     def run(*arguments, timeout=300):
-        command = [str(binary), *map(str, arguments)]
+        command = [coda_binary, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
     return run
