@@ -59,7 +59,13 @@ void write_all(int fd, const void* data, std::size_t size, std::uint64_t offset)
   while (size > 0) {
     const ssize_t written = ::pwrite(fd, bytes, size, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("write the token file");
+    if (written <= 0) {
+      throw_error<BackendError>(
+          "tokens: cannot write the token file: {}. It takes 4 bytes a token beside --out: free "
+          "some "
+          "room, or choose an --out on another disk.",
+          std::strerror(errno));
+    }
     bytes += written;
     offset += static_cast<std::uint64_t>(written);
     size -= static_cast<std::size_t>(written);
