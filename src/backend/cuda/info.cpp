@@ -33,8 +33,10 @@ std::string info() {
   } catch (const std::exception& error) {
     gpu = fmt::format("not usable: {}", error.what());
   }
-  return fmt::format("cuda: {}\ncuda compiler: {}\ncuda kernels: {}\n", gpu, describe_compiler(),
-                     KernelCache::default_path());
+  return fmt::format(
+      "cuda: {}\ncuda compiler: {}\ncuda kernels: {}\ncuda attention: own kernels (cuDNN is not "
+      "used)\n",
+      gpu, describe_compiler(), KernelCache::default_path());
 }
 
 }  // namespace coda::cuda
