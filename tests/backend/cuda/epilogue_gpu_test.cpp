@@ -1,0 +1,112 @@
+// Generated epilogues on a GPU against the reference backend: the mainloop in every configuration,
+// the plain kernel, and equal bits whatever the configuration.
+#include <cstring>
+
+#include "backend/cuda/epilogue_runs.h"
+#include "backend/cuda/gpu_test.h"
+#include "backend/cuda/program_gemm.h"
+#include "backend/cuda/runtime.h"
+#include "coda/compile.h"
+#include "nn/models/llama_blocks.h"
+
+namespace coda::testing {
+namespace {
+
+/// Runs a step on copies in device memory of everything it reads and writes.
+void run_on_gpu(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
+  using namespace cuda;
+  Device::get().use();
+  static Stream stream;
+  static GemmWorkspace workspace(stream);
+  std::vector<DeviceBuffer> buffers;
+  std::vector<TensorView> on_device;
+  const auto bytes_of = [](const TensorView& view) {
+    const i64 elements = view.rows == 0 ? 0 : (view.rows - 1) * view.stride + view.cols;
+    return static_cast<std::size_t>(elements) * size_of(view.dtype);
+  };
+  for (const TensorView& view : views) {
+    // Offsets into 16 bytes stay what they are.
+    const auto offset = reinterpret_cast<std::uintptr_t>(view.data) % 16;
+    buffers.emplace_back(bytes_of(view) + 16);
+    DeviceBuffer& buffer = buffers.back();
+    std::vector<char> host(bytes_of(view) + offset);
+    if (bytes_of(view) > 0) std::memcpy(host.data() + offset, view.data, bytes_of(view));
+    if (!host.empty()) buffer.upload(host.data(), host.size(), stream);
+    stream.synchronize();
+    TensorView device = view;
+    device.data = reinterpret_cast<void*>(buffer.pointer() + offset);
+    on_device.push_back(device);
+  }
+  const Plan plan;
+  DeviceBuffer vectors(gemm_workspace_bytes(step, plan, tokens) + 256);
+  vectors.fill(0xff, stream);
+  StepContext context;
+  context.gemm = &workspace;
+  context.max_tokens = tokens;
+  context.workspace = vectors.pointer();
+  const auto kernel = make_gemm_kernel(step, plan, context);
+  kernel->bind(on_device, tokens);
+  kernel->launch(stream);
+  stream.synchronize();
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (!step.program->operands[i].output || bytes_of(views[i]) == 0) continue;
+    const auto offset = reinterpret_cast<std::uintptr_t>(views[i].data) % 16;
+    std::vector<char> host(bytes_of(views[i]) + offset);
+    buffers[i].download(host.data(), host.size(), stream);
+    std::memcpy(views[i].data, host.data() + offset, bytes_of(views[i]));
+  }
+}
+
+class CudaEpilogue : public cuda::GpuTest {};
+
+void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms) {
+  StepBackend gpu_steps(run_on_gpu);
+  FilledBackend gpu(gpu_steps);
+  const auto reference_steps = make_reference_backend(DType::f32);
+  FilledBackend reference(*reference_steps);
+  const Outputs want = run_plan(reference, plan, options);
+  const Outputs got = run_plan(gpu, plan, options);
+  expect_close(*plan, got, want, terms);
+  const Outputs again = run_plan(gpu, plan, options);
+  for (const auto& [name, values] : got)
+    EXPECT_TRUE(values.empty() || std::memcmp(values.data(), again.at(name).data(),
+                                              values.size() * sizeof(double)) == 0)
+        << name << " differs from run to run";
+}
+
+void check_block(bool head, DType dtype, i64 tokens, i64 head_dim) {
+  LlamaBlockSizes sizes;
+  sizes.d_model = 256;
+  sizes.d_ff = 328;
+  sizes.head_dim = head_dim;
+  sizes.n_kv_heads = 1;
+  sizes.vocab = 1000;
+  sizes.dtype = dtype;
+  Graph graph;
+  const CompileRequest request =
+      head ? llama_head_block(graph, sizes) : llama_layer_block(graph, sizes);
+  CompileOptions compile_options;
+  compile_options.dtype = compile_options.output_dtype = dtype;
+  compile_options.weight_grad_dtype = DType::f32;
+  const auto plan = compile(graph, request, compile_options);
+  RunOptions options;
+  options.tokens = tokens;
+  options.integer_limit["targets"] = sizes.vocab;
+  for (const auto& step : gemm_steps(*plan)) check(step, options, 4096);
+}
+
+TEST_F(CudaEpilogue, EveryProgramOfALlamaLayer) {
+  check_block(false, DType::bf16, 300, 64);
+  check_block(false, DType::bf16, 513, 128);
+  check_block(false, DType::f16, 129, 64);
+}
+
+TEST_F(CudaEpilogue, EveryProgramOfALlamaLayerInFp32) { check_block(false, DType::f32, 130, 64); }
+
+TEST_F(CudaEpilogue, EveryProgramOfALlamaHead) {
+  check_block(true, DType::bf16, 300, 64);
+  check_block(true, DType::f32, 70, 64);
+}
+
+}  // namespace
+}  // namespace coda::testing
