@@ -131,7 +131,6 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
   kernel->bind(views, s.tokens);
 
   // The bare GEMM of the same operands, into a matrix of its own.
-  const ProgramGemm::Run run{views, s.tokens, nullptr};
   const EpilogueLaunch& launch = program.plan().launches[0];
   GemmShape shape = program.shape(launch, s.tokens);
   shape.m = program.rows(s.tokens);
@@ -172,7 +171,6 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
               static_cast<long long>(shape.n), static_cast<long long>(shape.k), fused_i, bare_i,
               fused_i / bare_i, fs, bs, fs / bs, bare.kernel_name().c_str());
   std::fflush(stdout);
-  (void)run;
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ struct EpilogueLaunch {
   std::int64_t chunk = 64;   ///< a part of a tile must be a multiple of this wide
   bool column_sums = false;  ///< a tile must have a multiple of kRowGranule rows
   double slab_columns = 0;   ///< floats of column sums for a column of a part, in a warp's staging
+  double cycles = 0;         ///< of a tile of 128 x 256, about; 0: the bare epilogue's
+  bool light = true;         ///< small enough to stand in a kernel twice (split tiles)
   std::vector<EpilogueBlock> blocks;
 };
 
@@ -44,12 +46,20 @@ struct EpilogueVector {
   std::int64_t period = 1;      ///< floats of one element: angles have a row each
 };
 
+/// Columns [column, column + columns) of an output that leave through shared memory by TMA.
+struct EpilogueMap {
+  std::int32_t operand = -1;
+  std::int64_t column = 0;
+  std::int64_t columns = 0;
+};
+
 /// How a program's epilogue runs.
 struct EpiloguePlan {
   lowering::Lowered lowered;
   std::vector<EpilogueLaunch> launches;
   std::vector<std::int32_t> general;  ///< sections that no fragment can hold
   std::vector<EpilogueVector> vectors;
+  std::vector<EpilogueMap> maps;     ///< of a staged epilogue, in the order of Params::maps
   std::vector<std::int32_t> stages;  ///< per value: launch of the vector kernel, -1: none
   std::int32_t stage_count = 0;
 };
@@ -60,9 +70,13 @@ EpiloguePlan plan_epilogue(const Program& program);
 /// Operands of generated kernels: those of the program, then plan.vectors.
 std::size_t operand_count(const Program& program, const EpiloguePlan& plan);
 
-/// `class Epilogue` for one launch.
+/// Stores that TMA can make if the memory is aligned.
+std::vector<EpilogueMap> staged_stores(const Program& program, const EpiloguePlan& plan);
+
+/// `class Epilogue` for one launch. `staged`: plan.maps leave by TMA; otherwise every store is
+/// direct.
 std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
-                          const EpilogueLaunch& launch);
+                          const EpilogueLaunch& launch, bool staged);
 
 /// The kernel "coda_vectors" that makes plan.vectors and stores the program's vectors; its last
 /// parameter is the stage. Empty text: nothing to do.

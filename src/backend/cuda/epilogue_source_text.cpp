@@ -42,18 +42,27 @@ class Lines {
   std::string text_;
 };
 
+/// The tensor map that a store leaves through, -1: none.
+int store_map(const EpiloguePlan& plan, const Program& program, const LoweredSection& section,
+              const Sink& sink);
+
 /// A section as one member function, which works chunk by chunk.
 class SectionText {
  public:
-  SectionText(const Program& program, const EpiloguePlan& plan, i32 section)
+  SectionText(const Program& program, const EpiloguePlan& plan, i32 section, bool ragged_chunks,
+              bool staged)
       : program_(program),
         plan_(plan),
         index_(section),
         section_(plan.lowered.sections[at(section)]),
         layout_(*fragment_layout(plan.lowered, section_)),
+        ragged_chunks_(ragged_chunks),
+        staged_(staged),
         rows_(3),
-        body_(5),
-        after_(4) {
+        before_(5),
+        body_(7),
+        after_(6),
+        sends_(5) {
     std::vector<i64> starts;
     for (const i32 index : section_.nodes)
       if (node(index).op == Op::acc) starts.push_back(node(index).col);
@@ -66,24 +75,36 @@ class SectionText {
     std::string text = fmt::format(
         "  CODA_DEVICE void section_{}(Accumulators& acc, const Tile& tile, int column0, int end,\n"
         "                              const Shared& shared) {{\n"
-        "#pragma unroll\n"
+        "#pragma unroll kUnrolled\n"
         "    for (int i = 0; i < kWgBlocks; ++i) {{\n"
         "      const Rows rows = rows_of(tile, i);\n",
         index_);
     text += rows_.text();
     text += fmt::format(
+        "#pragma unroll kUnrolled\n"
+        "      for (int chunk = 0; chunk < kPartColumns / {0}; ++chunk) {{\n"
+        "        const int chunk_column = column0 + chunk * {0};\n"
+        "        if (chunk_column < end) {{\n",
+        layout_.chunk);
+    text += before_.text();
+    text += fmt::format(
         "#pragma unroll\n"
-        "      for (int step = 0; step < kPartColumns / {0}; ++step) {{\n"
-        "        const int column = column0 + step * {0};\n"
-        "        if (column < end) {{\n",
-        layout_.step);
+        "          for (int step = 0; step < {}; ++step) {{\n"
+        "            const int column = chunk_column + step * {};\n"
+        "            {}{{\n",
+        layout_.chunk / layout_.step, layout_.step, ragged_chunks_ ? "if (column < end) " : "");
     text += body_.text();
-    text += "        }\n" + after_.text() + "      }\n    }\n";
+    text += "            }\n" + after_.text() + "          }\n" + sends_.text() + "        }\n";
+    text += fmt::format(
+        "        if constexpr (kMoves) next_columns<{}>(acc[0]);\n"
+        "      }}\n"
+        "      if constexpr (kMoves) next_block(acc);\n"
+        "    }}\n",
+        layout_.chunk);
     if (!slabs_.empty()) {
       text += "    sync_tile(warp_of(shared));\n" + slabs_ + "    sync_tile(warp_of(shared));\n";
       text += fmt::format(
-          "    static_assert({} * 4 <= 2 * kStagingBytes, \"column sums exceed a warp's "
-          "staging\");\n",
+          "    static_assert({} * 4 <= kSlabBytes, \"column sums exceed a warp's staging\");\n",
           slab_floats_);
     }
     return text + "  }\n\n";
@@ -129,11 +150,11 @@ class SectionText {
     return fmt::format("{}_{}", name_of(v.op), value);
   }
 
-  std::string node_name(i32 index) {
+  std::string node_base_name(i32 index) const {
     const i32 value = plan_.lowered.value_of[at(index)];
-    return fresh(value >= 0 ? value_name(value)
-                            : fmt::format("{}_n{}", name_of(node(index).op), index));
+    return value >= 0 ? value_name(value) : fmt::format("{}_n{}", name_of(node(index).op), index);
   }
+  std::string node_name(i32 index) { return fresh(node_base_name(index)); }
 
   static std::string operand(i32 index) { return fmt::format("p_.operands[{}]", index); }
 
@@ -209,19 +230,22 @@ class SectionText {
 
   /// The node's value x.
   std::string element(i32 index, std::string_view x) {
-    if (node(index).op == Op::acc) return fmt::format("acc[i][{} + {}]", acc_start(index), x);
+    if (node(index).op == Op::acc)
+      return fmt::format("acc[kMoves ? 0 : i][{} + {}]", acc_start(index), x);
     return fmt::format("{}[{}]", tile_name(index), x);
   }
   /// The lane's values as an array.
   std::string array(i32 index) {
-    if (node(index).op == Op::acc) return fmt::format("&acc[i][{}]", acc_start(index));
+    if (node(index).op == Op::acc) return fmt::format("&acc[kMoves ? 0 : i][{}]", acc_start(index));
     return tile_name(index);
   }
   std::string acc_start(i32 index) const {
     const auto found = std::find(acc_starts_.begin(), acc_starts_.end(), node(index).col);
     const auto part = found - acc_starts_.begin();
-    if (part == 0) return fmt::format("step * {}", layout_.step / 2);
-    return fmt::format("{} * kPartColumns / 2 + step * {}", part, layout_.step / 2);
+    std::string start =
+        fmt::format("(kMoves ? 0 : chunk * {}) + step * {}", layout_.chunk / 2, layout_.step / 2);
+    if (part > 0) start = fmt::format("{} * kPartColumns / 2 + {}", part, start);
+    return start;
   }
 
   /// An argument of an elementwise op, for value x of the reader.
@@ -258,6 +282,10 @@ class SectionText {
     };
     switch (n.op) {
       case Op::load_tile:
+        if (is_16_bit(program_.operands[at(n.operand)].dtype) && l == 2) {
+          write_batch(index, name);
+          return;
+        }
         body_.add("float {}[{}];", name, count);
         body_.add("load_chunk<{}, {}, {}, {}>({}, {}, rows, {}, {}, {}, {}, lane_);",
                   element_text(program_.operands[at(n.operand)].dtype), l, count, ragged(index),
@@ -298,6 +326,26 @@ class SectionText {
     const std::string a = argument(n.args[0], index);
     const std::string b = n.args.size() > 1 ? argument(n.args[1], index) : "";
     loop(op_text(n.op, n.attrs, a, b));
+  }
+
+  static bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+  /// Columns of a node in a chunk.
+  i64 chunk_columns(i32 index) const { return layout_.chunk * layout_.acc_scale / scale(index); }
+
+  /// A tile operand in the accumulator's layout: a whole chunk is on its way before the first step
+  /// waits for any of it.
+  void write_batch(i32 index, const std::string& name) {
+    const Node& n = node(index);
+    const auto type = element_text(program_.operands[at(n.operand)].dtype);
+    const std::string packed = fresh(name + "_in");
+    const i64 count = chunk_columns(index) / 4;
+    before_.add("u32 {}[{}];", packed, count);
+    before_.add("load_batch<{}, {}>({}, {}, rows, p_.rows, {}, {}, {}, {}, lane_);", type, count,
+                packed, operand(n.operand), n.row, in_node("chunk_column", index), n.width, n.col);
+    body_.add("float {}[{}];", name, values(index));
+    body_.add("unpack_batch<{}, {}>({}, {} + step * {});", type, values(index), name, packed,
+              values(index) / 2);
   }
 
   /// Where value x of one half of pairs lies in the pairs' own array.
@@ -394,6 +442,8 @@ class SectionText {
     if (sink.op == Op::store_tile) {
       const Operand& to = program_.operands[at(sink.operand)];
       const std::string from = array(index);
+      if (const int map = staged_ ? store_map(plan_, program_, section_, sink) : -1; map >= 0)
+        return write_staged(sink, map, from);
       body_.add("store_chunk<{}, {}, {}, {}, {}>({}, {}, rows, {}, {}, {}, lane_);",
                 element_text(to.dtype), l, values(index), ragged(index), to.accumulate, from,
                 operand(sink.operand), column(index), node(index).width, sink.col);
@@ -402,6 +452,20 @@ class SectionText {
     if (sink.op == Op::col_sum) return write_column_sum(sink);
     if (is_online(sink.op)) return write_log_sum(sink);
     write_reduction(sink);
+  }
+
+  /// Packed step by step, sent by TMA when the chunk is complete.
+  void write_staged(const Sink& sink, int map, const std::string& from) {
+    const i32 index = sink.node;
+    const auto type = element_text(program_.operands[at(sink.operand)].dtype);
+    const std::string packed = fresh(node_base_name(index) + "_out");
+    const i64 columns_here = chunk_columns(index);
+    before_.add("u32 {}[{}]{};", packed, columns_here / 4, ragged_chunks_ ? " = {}" : "");
+    body_.add("pack_batch<{}, {}>({} + step * {}, {});", type, values(index), packed,
+              values(index) / 2, from);
+    for (i64 box = 0; box < columns_here / 64; ++box)
+      sends_.add("send({} + {}, {}, {} + {}, tile.c_row + 64 * i);", packed, box * 16, map,
+                 in_node("chunk_column", index), box * 64);
   }
 
   std::string granule_text(const Sink& sink, const std::string& first) const {
@@ -484,10 +548,14 @@ class SectionText {
     const std::string columns_text =
         fmt::format("kPartColumns * {} / {}", layout_.acc_scale, scale(index));
     const std::string base = slab_floats_;
-    body_.add("sum_slab<{}, {}>(staging_, {} + i * ({}), {}, {}, rows, lane_);", layout(index),
-              values(index), base, columns_text, from, fmt::format("step * {}", columns(index)));
+    body_.add(
+        "sum_slab<{}, {}>(staging_ + kSlabOffset, {} + i * ({}), {}, {}, rows, lane_);",
+        layout(index), values(index), base, columns_text, from,
+        fmt::format("{} + step * {}", in_node(fmt::format("chunk * {}", layout_.chunk), index),
+                    columns(index)));
     slabs_ += fmt::format(
-        "    store_slabs(shared, warp_of(shared), lane_, {}, {}, {}, tile.c_row, p_.rows, {}, {}, "
+        "    store_slabs(shared, kSlabOffset, warp_of(shared), lane_, {}, {}, {}, tile.c_row, "
+        "p_.rows, {}, {}, "
         "{});\n",
         base, columns_text, operand(sink.operand), in_node("column0", index), in_node("end", index),
         sink.col);
@@ -500,10 +568,12 @@ class SectionText {
   const LoweredSection& section_;
   FragmentLayout layout_;
   std::vector<i64> acc_starts_;
-  Lines rows_, body_, after_;
+  bool ragged_chunks_, staged_;
+  Lines rows_, before_, body_, after_, sends_;
   std::string slabs_;
   std::string slab_floats_ = "0";
-  std::set<std::string> names_ = {"column0", "end", "step", "i", "sum", "top"};
+  std::set<std::string> names_ = {"column0",      "end", "step", "chunk",
+                                  "chunk_column", "i",   "sum",  "top"};
   std::map<std::pair<i32, i64>, std::string> cols_;
   std::map<std::tuple<i32, i64, i64, i64>, std::string> targets_, row_vectors_, angles_;
   std::map<i32, std::string> scalars_, tiles_;
@@ -524,21 +594,65 @@ std::string commented(const std::string& text) {
   return out;
 }
 
+bool is_stageable(const EpiloguePlan& plan, const Program& program, const LoweredSection& section,
+                  const FragmentLayout& layout, const Sink& sink) {
+  if (sink.op != Op::store_tile) return false;
+  const Operand& to = program.operands[at(sink.operand)];
+  const int own = layout.layout[at(sink.node)];
+  const i64 columns = layout.chunk * layout.acc_scale / plan.lowered.scale[at(sink.node)];
+  (void)section;
+  return (to.dtype == DType::bf16 || to.dtype == DType::f16) && !to.accumulate &&
+         (own == 2 || own == kAnyLayout) && columns % 64 == 0 && sink.col % 8 == 0;
+}
+
+int store_map(const EpiloguePlan& plan, const Program& program, const LoweredSection& section,
+              const Sink& sink) {
+  for (std::size_t m = 0; m < plan.maps.size(); ++m)
+    if (plan.maps[m].operand == sink.operand && plan.maps[m].column == sink.col) {
+      const auto layout = fragment_layout(plan.lowered, section);
+      return is_stageable(plan, program, section, *layout, sink) ? static_cast<int>(m) : -1;
+    }
+  return -1;
+}
+
 }  // namespace
 
+std::vector<EpilogueMap> staged_stores(const Program& program, const EpiloguePlan& plan) {
+  std::vector<EpilogueMap> maps;
+  for (const LoweredSection& section : plan.lowered.sections) {
+    const auto layout = fragment_layout(plan.lowered, section);
+    if (!layout) continue;
+    for (const Sink& sink : section.sinks)
+      if (is_stageable(plan, program, section, *layout, sink))
+        maps.push_back({sink.operand, sink.col, plan.lowered.nodes[at(sink.node)].width});
+  }
+  return maps;
+}
+
 std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
-                          const EpilogueLaunch& launch) {
+                          const EpilogueLaunch& launch, bool staged) {
+  staged = staged && !plan.maps.empty();
   std::string text = commented(to_string(program));
   text += fmt::format(
       "namespace coda_device {{\n\n"
       "constexpr int kPartColumns = kTileN / kPartsN;\n"
       "static_assert(kPartColumns % {} == 0, \"a part of a tile is whole chunks\");\n\n",
       launch.chunk);
+  // A loop is small and costs moves; a kernel with a split tail, which has its epilogue twice, has
+  // no registers for them (C7511).
+  text += "constexpr bool kMoves = !kSplitTail;\nconstexpr int kUnrolled = kMoves ? 1 : 16;\n";
+  // Column sums take half of a warp's staging.
+  text += fmt::format(
+      "constexpr int kStoreBuffers = {};\n"
+      "constexpr u32 kSlabOffset = {};\n"
+      "constexpr u32 kSlabBytes = 2 * kStagingBytes - kSlabOffset;\n",
+      launch.column_sums ? 1 : 2, staged && launch.column_sums ? "kStagingBytes" : "0");
   if (launch.column_sums)
     text += "static_assert(kTileM % 128 == 0, \"a tile holds whole granules of rows\");\n\n";
   text += fmt::format(
       "class Epilogue {{\n public:\n"
       "  struct Params {{\n"
+      "{}"
       "    EpilogueOperand operands[{}];\n"
       "    int rows;\n"
       "  }};\n"
@@ -550,6 +664,7 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "  CODA_DEVICE void finish(Accumulators& acc, const Tile& tile, const Shared& shared,\n"
       "                          RingPosition&) {{\n"
       "    const int column = tile.c_column / kPartsN;\n",
+      staged ? fmt::format("    TensorMap maps[{}];\n", plan.maps.size()) : "",
       operand_count(program, plan));
   std::set<i32> sections;
   for (std::size_t b = 0; b < launch.blocks.size(); ++b) {
@@ -566,7 +681,9 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "  }\n"
       "  CODA_DEVICE void overlap() {}\n"
       "  CODA_DEVICE void flush() {}\n"
-      "  CODA_DEVICE void drain() {}\n\n"
+      "  CODA_DEVICE void drain() {\n"
+      "    if (lane_ == 0) bulk_wait_group_read<0>();\n"
+      "  }\n\n"
       " private:\n"
       "  CODA_DEVICE Rows rows_of(const Tile& tile, int i) const {\n"
       "    const int row = tile.c_row + warp_row_ + 64 * i + lane_ / 4;\n"
@@ -575,12 +692,35 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "  CODA_DEVICE int warp_of(const Shared& shared) const {\n"
       "    return static_cast<int>((staging_ - shared.staging(0)) / (2 * kStagingBytes));\n"
       "  }\n\n";
-  for (const i32 section : sections) text += SectionText(program, plan, section).write();
+  for (const i32 section : sections) {
+    const auto layout = fragment_layout(plan.lowered, plan.lowered.sections[at(section)]);
+    bool ragged = false;
+    for (const EpilogueBlock& block : launch.blocks)
+      ragged = ragged || (block.section == section && block.columns % layout->chunk != 0);
+    text += SectionText(program, plan, section, ragged, staged).write();
+  }
+  if (staged)
+    text +=
+        "  /// Sends 64 columns of the warp's 16 rows.\n"
+        "  CODA_DEVICE void send(const u32* packed, int map, int column, int row) {\n"
+        "    const u32 buffer = staging_ + (buffer_ % kStoreBuffers) * kStagingBytes;\n"
+        "    ++buffer_;\n"
+        "    if (lane_ == 0) bulk_wait_group_read<kStoreBuffers - 1>();\n"
+        "    __syncwarp();\n"
+        "    stage_box(buffer, packed, lane_);\n"
+        "    fence_proxy_async();\n"
+        "    __syncwarp();\n"
+        "    if (lane_ == 0) {\n"
+        "      tma_store_2d(&p_.maps[map], buffer, column, row + warp_row_);\n"
+        "      bulk_commit_group();\n"
+        "    }\n"
+        "  }\n\n";
   text +=
       "  const Params& p_;\n"
       "  u32 staging_;\n"
       "  int warp_row_;\n"
       "  int lane_;\n"
+      "  int buffer_ = 0;\n"
       "};\n\n"
       "using EpilogueParams = Epilogue::Params;\n\n"
       "}  // namespace coda_device\n";

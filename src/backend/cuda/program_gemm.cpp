@@ -46,6 +46,21 @@ std::size_t bytes_of(const EpilogueVector& vector, i64 rows) {
   return aligned(static_cast<std::size_t>(length * vector.period) * sizeof(float));
 }
 
+/// What an epilogue of `cycles` a 128 x 256 tile adds to predict_seconds. Ping-pong hides what is
+/// shorter than the other warpgroup's mainloop.
+double epilogue_seconds(double cycles, const GemmShape& shape, const GemmConfig& config,
+                        int sm_count) {
+  const i64 tiles = ceil_div(shape.m, config.tile_m()) * ceil_div(shape.n, config.tile_n);
+  const auto waves = static_cast<double>(ceil_div(tiles, sm_count));
+  const double area = config.tile_m() * config.tile_n / 32768.0;
+  const double mainloop = static_cast<double>(shape.k) * config.tile_m() * config.tile_n / 2048.0;
+  // A warpgroup of a ping-pong pair does alone what two share in a cooperative tile.
+  const double own = config.ping_pong ? 2 * cycles * area : cycles * area;
+  const double shown = config.ping_pong ? std::max(0.0, own - mainloop) / 2 : own;
+  constexpr double kClock = 1.65e9;
+  return waves * shown / kClock;
+}
+
 }  // namespace
 
 GemmConfig plain_config(const EpilogueLaunch& launch) {
@@ -78,8 +93,19 @@ std::vector<EpilogueOperand> ProgramGemm::epilogue_operands(const Run& run) cons
 }
 
 std::vector<std::byte> ProgramGemm::epilogue_parameters(const EpilogueLaunch& launch,
-                                                        const Run& run) const {
+                                                        const Run& run, bool staged) const {
   std::vector<std::byte> bytes;
+  if (staged) {
+    for (const EpilogueMap& map : plan_.maps) {
+      const TensorView& view = run.views[at(map.operand)];
+      MatrixBlock block;
+      block.pointer = reinterpret_cast<DevicePointer>(element(view, 0, map.column));
+      block.rows = view.rows;
+      block.columns = map.columns;
+      block.stride = view.stride;
+      put(bytes, run.encode(block, view.dtype, 16));
+    }
+  }
   for (const EpilogueOperand& operand : epilogue_operands(run)) put(bytes, operand);
   put(bytes, static_cast<int>(launch.rows < 0 ? rows(run.tokens) : launch.rows));
   bytes.resize(aligned(bytes.size()));  // at least what the kernel's struct takes
@@ -114,7 +140,11 @@ bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config) {
   const bool shares =
       config.cluster_m == 1 || launch.parts == 1 || launch.parts % config.cluster_m == 0;
   const double slab = launch.slab_columns * static_cast<double>(part) * config.wg_blocks;
-  return whole && boxes && granules && shares && slab <= 1024;
+  // Column sums share a warp's staging with stores.
+  // Light ones only: twice in a kernel, or beside more than 128 accumulators a thread.
+  const bool once = launch.light ||
+                    (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
+  return whole && boxes && granules && shares && once && slab <= 512;
 }
 
 const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmShape& shape,
@@ -123,7 +153,8 @@ const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmSh
   double least = std::numeric_limits<double>::infinity();
   for (const GemmConfig& config : gemm_candidates()) {
     if (!fits(launch, config)) continue;
-    const double seconds = predict_seconds(shape, config, sm_count);
+    const double seconds = predict_seconds(shape, config, sm_count) +
+                           epilogue_seconds(launch.cycles, shape, config, sm_count);
     if (seconds < least) {
       least = seconds;
       best = &config;
@@ -151,6 +182,15 @@ bool ProgramGemm::paired(const Run& run) const {
   return all;
 }
 
+bool ProgramGemm::staged(const Run& run) const {
+  if (!run.encode || plan_.maps.empty()) return false;
+  return std::all_of(plan_.maps.begin(), plan_.maps.end(), [&](const EpilogueMap& map) {
+    const TensorView& view = run.views[at(map.operand)];
+    const auto address = reinterpret_cast<std::uintptr_t>(element(view, 0, map.column));
+    return address % 16 == 0 && view.stride % 8 == 0 && view.rows > 0 && map.columns > 0;
+  });
+}
+
 GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) const {
   const coda::Gemm& gemm = program_->gemm;
   GemmVariant variant;
@@ -167,15 +207,16 @@ GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) cons
 }
 
 KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
-                                 bool paired) const {
+                                 bool paired, bool staged) const {
   return program_source(program_->name, config, variant(launch, paired),
-                        epilogue_text(*program_, plan_, launch));
+                        epilogue_text(*program_, plan_, launch, staged && !config.split_tail));
 }
 
-KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired) const {
+KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,
+                                       bool staged) const {
   return plain_program_source(program_->name, plain_config(launch), variant(launch, paired),
                               program_->operands[at(program_->gemm.b[0])].dtype,
-                              epilogue_text(*program_, plan_, launch));
+                              epilogue_text(*program_, plan_, launch, staged));
 }
 
 namespace {
@@ -298,10 +339,10 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) c
   put(schedule_bytes, schedule);
 
   ProgramLaunch made;
-  made.source = plain_source(launch, paired(run));
+  made.source = plain_source(launch, paired(run), staged(run));
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
   made.block = 256;
-  made.parameters = {matrices, epilogue_parameters(launch, run), schedule_bytes};
+  made.parameters = {matrices, epilogue_parameters(launch, run, staged(run)), schedule_bytes};
   return made;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,6 +29,10 @@ struct ProgramLaunch {
   KernelParameters parameters;
 };
 
+/// Makes the tensor map of a matrix for boxes of 128 bytes by box_rows.
+using EncodeMap =
+    std::function<coda_device::TensorMap(const MatrixBlock& block, DType dtype, int box_rows)>;
+
 class ProgramGemm {
  public:
   explicit ProgramGemm(std::shared_ptr<const Program> program);
@@ -46,6 +51,7 @@ class ProgramGemm {
     std::span<const TensorView> views;
     std::int64_t tokens = 0;
     char* workspace = nullptr;
+    EncodeMap encode;  ///< empty: no store leaves by TMA
   };
 
   /// The stages of the vector kernel.
@@ -64,15 +70,22 @@ class ProgramGemm {
   GemmVariant variant(const EpilogueLaunch& launch, bool paired) const;
   /// Are two neighbouring columns of every tile aligned together?
   bool paired(const Run& run) const;
+  /// Can stores leave by TMA? Kernels that hold their epilogue twice have no registers for it.
+  bool staged(const Run& run) const;
+  bool staged(const Run& run, const GemmConfig& config) const {
+    return !config.split_tail && staged(run);
+  }
   /// May a configuration run this launch?
   static bool fits(const EpilogueLaunch& launch, const GemmConfig& config);
   /// The one that the model expects to be fastest among those that may.
   const GemmConfig& choose(const EpilogueLaunch& launch, const GemmShape& shape,
                            int sm_count) const;
-  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config,
-                      bool paired = true) const;
-  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true) const;
-  std::vector<std::byte> epilogue_parameters(const EpilogueLaunch& launch, const Run& run) const;
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired = true,
+                      bool staged = true) const;
+  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true,
+                            bool staged = true) const;
+  std::vector<std::byte> epilogue_parameters(const EpilogueLaunch& launch, const Run& run,
+                                             bool staged) const;
 
  private:
   std::vector<coda_device::EpilogueOperand> epilogue_operands(const Run& run) const;

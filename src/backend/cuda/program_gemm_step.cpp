@@ -44,7 +44,8 @@ class ProgramGemmKernel : public StepKernel {
   }
 
   void bind(std::span<const TensorView> views, i64 tokens) override {
-    const ProgramGemm::Run run{views, tokens, reinterpret_cast<char*>(context_.workspace)};
+    const ProgramGemm::Run run{views, tokens, reinterpret_cast<char*>(context_.workspace),
+                               encode_operand};
     launches_.clear();
     for (ProgramLaunch& launch : program_.vectors(run)) add(std::move(launch));
     for (const EpilogueLaunch& launch : program_.plan().launches) {
@@ -89,7 +90,7 @@ class ProgramGemmKernel : public StepKernel {
                          const std::vector<MatrixBlock>& b) const {
     const GemmConfig& config = program_.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;
-    made.source = program_.source(launch, config, program_.paired(run));
+    made.source = program_.source(launch, config, program_.paired(run), program_.staged(run));
     const Kernel kernel = KernelStore::get().load(made.source);
 
     // Operands. M/N-major ones come in boxes of 64 rows of K.
@@ -132,7 +133,8 @@ class ProgramGemmKernel : public StepKernel {
     made.grid = static_cast<unsigned>(schedule.workers * config.cluster());
     made.block = kMainloopThreads;
     made.cluster = static_cast<unsigned>(config.cluster());
-    made.parameters = {bytes_of(operands), program_.epilogue_parameters(launch, run),
+    made.parameters = {bytes_of(operands),
+                       program_.epilogue_parameters(launch, run, program_.staged(run, config)),
                        bytes_of(schedule)};
     return made;
   }

@@ -53,7 +53,13 @@ void run_on_gpu(const Step& step, const std::vector<TensorView>& views, i64 toke
     const auto offset = reinterpret_cast<std::uintptr_t>(views[i].data) % 16;
     std::vector<char> host(bytes_of(views[i]) + offset);
     buffers[i].download(host.data(), host.size(), stream);
-    std::memcpy(views[i].data, host.data() + offset, bytes_of(views[i]));
+    // Only its own columns: another output may lie beside them.
+    const auto width = size_of(views[i].dtype);
+    for (i64 r = 0; r < views[i].rows; ++r) {
+      const std::size_t start = static_cast<std::size_t>(r * views[i].stride) * width;
+      std::memcpy(views[i].as<char>() + start, host.data() + offset + start,
+                  static_cast<std::size_t>(views[i].cols) * width);
+    }
   }
 }
 

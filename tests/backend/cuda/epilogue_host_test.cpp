@@ -12,7 +12,7 @@ void run_on_host(const Step& step, const std::vector<TensorView>& views, i64 tok
   const cuda::ProgramGemm program(step.program);
   // NaN everywhere that was not written.
   std::vector<char> workspace(program.workspace_bytes(tokens) + 256, '\xff');
-  const cuda::ProgramGemm::Run run{views, tokens, workspace.data()};
+  const cuda::ProgramGemm::Run run{views, tokens, workspace.data(), cuda::host::encode};
   for (const auto& launch : program.vectors(run)) cuda::host::launch(launch);
   for (const auto& launch : program.plan().launches) cuda::host::launch(program.plain(launch, run));
   for (const auto& launch : program.general(run)) cuda::host::launch(launch);

@@ -153,6 +153,81 @@ CODA_DEVICE void load_chunk(float* values, const EpilogueOperand& from, const Ro
   }
 }
 
+CODA_DEVICE u32 pack_two(Bf16, float low, float high) { return pack_bf16(low, high); }
+CODA_DEVICE u32 pack_two(F16, float low, float high) { return pack_f16(low, high); }
+CODA_DEVICE float unpack_one(Bf16, u16 bits) { return unpack_bf16(bits); }
+CODA_DEVICE float unpack_one(F16, u16 bits) { return unpack_f16(bits); }
+
+/// A chunk of a 16-bit tile operand in the accumulator's layout, two columns a register. Rows and
+/// columns beyond the edge repeat the last ones, so that no load needs a branch; whoever stores or
+/// reduces leaves them out.
+template <class Element, int kCount>
+CODA_DEVICE void load_batch(u32* packed, const EpilogueOperand& from, const Rows& rows, int row_count,
+                            int row_offset, int column, int width, int column_offset, int lane) {
+  const u16* base = static_cast<const u16*>(from.pointer) + column_offset;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = min(rows.at(h), row_count - 1) + row_offset;
+    const u16* start = base + row * from.stride;
+#pragma unroll
+    for (int j = 0; j < kCount / 2; ++j) {
+      const int c = column + 8 * j + 2 * (lane & 3);
+      if constexpr (kPaired) {
+        packed[2 * j + h] = load_global_once(start + min(c, width - 2));
+      } else {
+        const u32 low = start[min(c, width - 1)];
+        const u32 high = start[min(c + 1, width - 1)];
+        packed[2 * j + h] = low | high << 16;
+      }
+    }
+  }
+}
+template <class Element, int kCount>
+CODA_DEVICE void unpack_batch(float* values, const u32* packed) {
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) {
+    values[x] = unpack_one(Element{}, static_cast<u16>(packed[x / 2] & 0xffff));
+    values[x + 1] = unpack_one(Element{}, static_cast<u16>(packed[x / 2] >> 16));
+  }
+}
+template <class Element, int kCount>
+CODA_DEVICE void pack_batch(u32* packed, const float* values) {
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) {
+    packed[x / 2] = pack_two(Element{}, values[x], values[x + 1]);
+  }
+}
+/// 64 columns of 16 rows into a staging buffer, as TMA's 128-byte swizzle has them.
+CODA_DEVICE void stage_box(u32 buffer, const u32* packed, int lane) {
+  const int row = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {   // 16 columns at a time
+    const int unit = 2 * i + lane / 16;
+    store_matrix_x4(buffer + row * 128 + ((unit ^ (row & 7)) << 4), packed[4 * i], packed[4 * i + 1],
+                    packed[4 * i + 2], packed[4 * i + 3]);
+  }
+}
+
+/// A section runs as a loop over chunks that always works on the first accumulators: here the rest
+/// moves up, in each part. A loop costs these moves, and saves most of the code.
+template <int kColumns>
+CODA_DEVICE void next_columns(float (&acc)[kTileN / 2]) {
+  constexpr int kPart = kTileN / kPartsN / 2;
+  constexpr int kDone = kColumns / 2;
+#pragma unroll
+  for (int part = 0; part < kPartsN; ++part) {
+#pragma unroll
+    for (int j = 0; j < kPart - kDone; ++j) acc[part * kPart + j] = acc[part * kPart + j + kDone];
+  }
+}
+CODA_DEVICE void next_block(Accumulators& acc) {
+#pragma unroll
+  for (int i = 1; i < kWgBlocks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 2; ++j) acc[i - 1][j] = acc[i][j];
+  }
+}
+
 template <class Element, int L, int kCount, bool kRagged, bool kAccumulate>
 CODA_DEVICE void store_chunk(const float* values, const EpilogueOperand& to, const Rows& rows,
                              int column, int width, int column_offset, int lane) {
@@ -285,7 +360,7 @@ CODA_DEVICE void sync_tile(int warp) {
 
 /// Adds slabs of `columns` columns at `base` and stores a partial a granule. Call between two
 /// sync_tile. `warp`: of all consumer warps. A warp's block i has its slab at base + i * columns.
-CODA_DEVICE void store_slabs(const Shared& shared, int warp, int lane, int base, int columns,
+CODA_DEVICE void store_slabs(const Shared& shared, u32 offset, int warp, int lane, int base, int columns,
                              const EpilogueOperand& to, int tile_row, int rows, int column, int width,
                              int column_offset) {
   const int first_warp = kPingPong ? warp / 4 * 4 : 0;
@@ -301,7 +376,7 @@ CODA_DEVICE void store_slabs(const Shared& shared, int warp, int lane, int base,
           const int r = granule * kSlabs + slab;
           const int group = r / (4 * kWgBlocks);
           const int i = r / 4 % kWgBlocks;
-          const u32 from = shared.staging(first_warp + group * 4 + r % 4);
+          const u32 from = shared.staging(first_warp + group * 4 + r % 4) + offset;
           sum = op::add(sum, load_shared(from + 4 * (base + i * columns + c)));
         }
         if (column + c < width) {

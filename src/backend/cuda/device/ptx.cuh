@@ -215,6 +215,12 @@ CODA_DEVICE void load_global_v4(const float* address, float& a, float& b, float&
                : "l"(address)
                : "memory");
 }
+/// Two 16-bit elements that nobody writes while the kernel runs: the compiler may move it anywhere.
+CODA_DEVICE u32 load_global_once(const u16* address) {
+  u32 value;
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
 CODA_DEVICE u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
