@@ -282,6 +282,7 @@ std::size_t operand_count(const Program& program, const EpiloguePlan& plan) {
 EpiloguePlan plan_epilogue(const Program& program) {
   EpiloguePlan plan = Planner(program).run();
   plan.maps = staged_stores(program, plan);
+  plan.general_stages = general_stages(plan);
   return plan;
 }
 

@@ -48,17 +48,10 @@ class ProgramGemmKernel : public StepKernel {
                                encode_operand};
     launches_.clear();
     for (ProgramLaunch& launch : program_.vectors(run)) add(std::move(launch));
-    for (const EpilogueLaunch& launch : program_.plan().launches) {
-      GemmShape shape;
-      MatrixBlock a;
-      std::vector<MatrixBlock> b;
-      const bool fits = program_.operands(launch, run, shape, a, b);
-      if (shape.m == 0) continue;
-      if (fits) {
-        add(mainloop(launch, run, shape, a, b));
-      } else {
-        add(program_.plain(launch, run));
-      }
+    add_gemms(program_, run);
+    if (program_.product() != nullptr && program_.rows(tokens) > 0) {
+      const std::vector<TensorView> product = program_.product_views(run);
+      add_gemms(*program_.product(), {product, tokens, run.workspace, run.encode});
     }
     for (ProgramLaunch& launch : program_.general(run)) add(std::move(launch));
   }
@@ -79,18 +72,33 @@ class ProgramGemmKernel : public StepKernel {
     ProgramLaunch launch;
   };
 
+  void add_gemms(const ProgramGemm& program, const ProgramGemm::Run& run) {
+    for (const EpilogueLaunch& launch : program.plan().launches) {
+      GemmShape shape;
+      MatrixBlock a;
+      std::vector<MatrixBlock> b;
+      const bool fits = program.operands(launch, run, shape, a, b);
+      if (shape.m == 0) continue;
+      if (fits) {
+        add(mainloop(program, launch, run, shape, a, b));
+      } else {
+        add(program.plain(launch, run));
+      }
+    }
+  }
+
   void add(ProgramLaunch launch) {
     if (launch.grid == 0) return;
     Kernel kernel = KernelStore::get().load(launch.source);
     launches_.push_back({std::move(kernel), std::move(launch)});
   }
 
-  ProgramLaunch mainloop(const EpilogueLaunch& launch, const ProgramGemm::Run& run,
+  ProgramLaunch mainloop(const ProgramGemm& program, const EpilogueLaunch& launch, const ProgramGemm::Run& run,
                          const GemmShape& shape, const MatrixBlock& a,
                          const std::vector<MatrixBlock>& b) const {
-    const GemmConfig& config = program_.choose(launch, shape, Device::get().sm_count());
+    const GemmConfig& config = program.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;
-    made.source = program_.source(launch, config, program_.paired(run), program_.staged(run));
+    made.source = program.source(launch, config, program.paired(run), program.staged(run));
     const Kernel kernel = KernelStore::get().load(made.source);
 
     // Operands. M/N-major ones come in boxes of 64 rows of K.
@@ -117,7 +125,7 @@ class ProgramGemmKernel : public StepKernel {
           schedule.axis_n.first[i] + static_cast<int>(ceil_div(columns, cluster_columns));
       schedule.axis_n.offset[i + 1] = schedule.axis_n.offset[i] + static_cast<int>(columns);
     }
-    const auto lists = shape.b == Major::k ? 1 : program_.program().gemm.b.size();
+    const auto lists = shape.b == Major::k ? 1 : program.program().gemm.b.size();
     for (std::size_t i = 0; i < lists; ++i) {
       const i64 length = shape.b == Major::k ? shape.k : b[i].rows;
       schedule.axis_k.first[i + 1] =
@@ -134,7 +142,7 @@ class ProgramGemmKernel : public StepKernel {
     made.block = kMainloopThreads;
     made.cluster = static_cast<unsigned>(config.cluster());
     made.parameters = {bytes_of(operands),
-                       program_.epilogue_parameters(launch, run, program_.staged(run, config)),
+                       program.epilogue_parameters(launch, run, program.staged(run, config)),
                        bytes_of(schedule)};
     return made;
   }

@@ -269,6 +269,7 @@ inline void launch(const ProgramLaunch& launch) {
     call +=
         "*(const PlainFragmentParams*)arguments[0], *(const EpilogueParams*)arguments[1], "
         "*(const Schedule*)arguments[2]";
+  if (launch.source.entry == "coda_general") call += "*(const GeneralParams*)arguments[0]";
   if (launch.source.entry == "coda_vectors") call += "*(const VectorParams*)arguments[0]";
   call += ");\n}\n";
   const RunHost run = compile(launch.source, call);
