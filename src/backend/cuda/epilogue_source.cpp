@@ -143,7 +143,8 @@ class Planner {
       cycles += node.op == Op::load_tile ? kLoad : rotation ? kRotate : kOp;
     }
     double stores = -1;
-    for (const auto& sink : section.sinks) stores += sink.op == Op::store_tile ? 1 : 0.2;
+    for (const auto& sink : section.sinks)
+      stores += sink.op == Op::store_tile ? 1 : is_online(sink.op) ? 2 : 0.2;
     return cycles + kStore * std::max(stores, 0.0);
   }
 

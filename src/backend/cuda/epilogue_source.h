@@ -94,8 +94,8 @@ KernelSource vectors_source(const Program& program, const EpiloguePlan& plan);
 std::int64_t stage_length(const Program& program, const EpiloguePlan& plan, std::int32_t stage,
                           std::int64_t rows);
 
-/// The general kernel "coda_general". Its operands: those of operand_count, the product in fp32, then
-/// fp32 memory for each node among plan.general_stages. It ends with the rows and the stage.
+/// The general kernel "coda_general". Its operands: those of operand_count, the product in fp32,
+/// then fp32 memory for each node among plan.general_stages. It ends with the rows and the stage.
 KernelSource general_source(const Program& program, const EpiloguePlan& plan);
 std::vector<GeneralStage> general_stages(const EpiloguePlan& plan);
 /// Threads of a stage (blocks of 128).

@@ -1,6 +1,6 @@
-// The kernel for what no accumulator fragment can hold (columns that would move between lanes, slices
-// that cut through pairs or granules): the product is in memory, every node is made whole, one launch
-// a node or store, one thread an element. Slow and right, for odd widths only.
+// The kernel for what no accumulator fragment can hold (columns that would move between lanes,
+// slices that cut through pairs or granules): the product is in memory, every node is made whole,
+// one launch a node or store, one thread an element. Slow and right, for odd widths only.
 #include "backend/cuda/device_sources.h"
 #include "backend/cuda/epilogue_source.h"
 #include "backend/cuda/op_text.h"
@@ -49,8 +49,8 @@ class GeneralText {
     if (n.op == Op::acc || n.op == Op::load_tile) {
       const bool acc = n.op == Op::acc;
       const std::string from = operand(acc ? acc_operand() : at(n.operand));
-      const auto type = acc ? element_text(DType::f32)
-                            : element_text(program_.operands[at(n.operand)].dtype);
+      const auto type =
+          acc ? element_text(DType::f32) : element_text(program_.operands[at(n.operand)].dtype);
       return fmt::format("{}::load({}.pointer, ({} + {}) * {}.stride + ({}) + {})", type, from, r,
                          n.row, from, c, n.col);
     }
@@ -79,10 +79,10 @@ class GeneralText {
     } else {
       from = slot_of(ref.index, -1);
     }
-    const std::string place =
-        ref.kind == Ref::Kind::col ? fmt::format("({} + {}) * {}.stride", r, ref.offset, operand(from))
-        : ref.kind == Ref::Kind::row ? fmt::format("({}) + {}", c, ref.offset)
-                                     : "0";
+    const std::string place = ref.kind == Ref::Kind::col   ? fmt::format("({} + {}) * {}.stride", r,
+                                                                         ref.offset, operand(from))
+                              : ref.kind == Ref::Kind::row ? fmt::format("({}) + {}", c, ref.offset)
+                                                           : "0";
     return fmt::format("{}::load({}.pointer, {})", type, operand(from), place);
   }
   std::size_t slot_of(i32 value, i32 frequency) const {
@@ -114,7 +114,8 @@ class GeneralText {
     switch (n.op) {
       case Op::onehot:
         add(fmt::format("const long long t = {};", target(n.args[0])));
-        add(fmt::format("y = t != {}ll && t == c + {} ? 1.0f : 0.0f;", n.attrs.ignore_index, n.col));
+        add(fmt::format("y = t != {}ll && t == c + {} ? 1.0f : 0.0f;", n.attrs.ignore_index,
+                        n.col));
         break;
       case Op::broadcast:
         add(fmt::format("y = {};", argument(n.args[0])));
@@ -153,8 +154,10 @@ class GeneralText {
       case Op::rotate:
       case Op::unrotate: {
         const std::size_t table = slot_of(n.args[1].index, n.args[2].index);
-        const i64 period = plan_.vectors[table - program_.operands.size()].period, half = period / 2;
-        const std::string first = interleaved ? "c % 2 == 0" : fmt::format("c % {} < {}", period, half);
+        const i64 period = plan_.vectors[table - program_.operands.size()].period,
+                  half = period / 2;
+        const std::string first =
+            interleaved ? "c % 2 == 0" : fmt::format("c % {} < {}", period, half);
         const i64 other = interleaved ? 1 : half;
         add(fmt::format("const bool first = {};", first));
         add(fmt::format("const long long f = {};", interleaved ? fmt::format("c / 2 % {}", half)
@@ -207,7 +210,8 @@ class GeneralText {
       add(fmt::format("const long long g = index / {}, c = index % {};", width, width));
       add(fmt::format("if (g * {} >= p.rows) return;", kRowGranule));
       add("float y = 0.0f;");
-      add(fmt::format("for (long long r = g * {0}; r < g * {0} + {0} && r < p.rows; ++r) y = "
+      add(
+          fmt::format("for (long long r = g * {0}; r < g * {0} + {0} && r < p.rows; ++r) y = "
                       "op::add(y, {1});",
                       kRowGranule, value));
       add(fmt::format("F32::store({0}.pointer, g * {0}.stride + c + {1}, y);", where, sink.col));
@@ -225,7 +229,8 @@ class GeneralText {
     if (online) {
       add(fmt::format("  all.add({});", value));
     } else if (sink.op == Op::pick) {
-      add(fmt::format("  if (t != {}ll && t == c + {}) y = {};", sink.ignore_index, sink.col, value));
+      add(fmt::format("  if (t != {}ll && t == c + {}) y = {};", sink.ignore_index, sink.col,
+                      value));
     } else {
       add(fmt::format("  y = op::{}(y, {});", sink.op == Op::row_max ? "maximum" : "add", value));
     }
@@ -234,8 +239,9 @@ class GeneralText {
     add(fmt::format("F32::store({0}.pointer, (g + {1}) * {0}.stride + r, {2});", where, first,
                     online ? "all.max" : "y"));
     if (online)
-      add(fmt::format("F32::store({0}.pointer, (g + {1} + {0}.rows / 2) * {0}.stride + r, all.sum);",
-                      where, first));
+      add(fmt::format(
+          "F32::store({0}.pointer, (g + {1} + {0}.rows / 2) * {0}.stride + r, all.sum);", where,
+          first));
   }
 
   const Program& program_;

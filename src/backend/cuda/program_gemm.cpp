@@ -152,8 +152,7 @@ bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config) {
   const double slab = launch.slab_columns * static_cast<double>(part) * config.wg_blocks;
   // Column sums share a warp's staging with stores.
   // Light ones only: twice in a kernel, or beside more than 128 accumulators a thread.
-  const bool once = launch.light ||
-                    (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
+  const bool once = launch.light || (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
   return whole && boxes && granules && shares && once && slab <= 512;
 }
 
@@ -387,8 +386,7 @@ std::vector<ProgramLaunch> ProgramGemm::general(const Run& run) const {
     ProgramLaunch launch;
     launch.source = source;
     launch.block = 128;
-    launch.grid =
-        static_cast<unsigned>(ceil_div(general_threads(plan_, stage, stage_rows), 128));
+    launch.grid = static_cast<unsigned>(ceil_div(general_threads(plan_, stage, stage_rows), 128));
     std::vector<std::byte> bytes;
     for (const EpilogueOperand& operand : operands) put(bytes, operand);
     put(bytes, static_cast<int>(stage_rows));

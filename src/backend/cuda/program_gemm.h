@@ -56,8 +56,8 @@ class ProgramGemm {
 
   /// The stages of the vector kernel.
   std::vector<ProgramLaunch> vectors(const Run& run) const;
-  /// What no fragment can hold: first the product, to be run like any other program, then (after the
-  /// vectors) one node or store at a time. Null: nothing.
+  /// What no fragment can hold: first the product, to be run like any other program, then (after
+  /// the vectors) one node or store at a time. Null: nothing.
   const ProgramGemm* product() const { return product_.get(); }
   /// The product's operands: this program's, then its output in workspace.
   std::vector<TensorView> product_views(const Run& run) const;

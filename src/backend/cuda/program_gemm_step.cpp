@@ -93,8 +93,8 @@ class ProgramGemmKernel : public StepKernel {
     launches_.push_back({std::move(kernel), std::move(launch)});
   }
 
-  ProgramLaunch mainloop(const ProgramGemm& program, const EpilogueLaunch& launch, const ProgramGemm::Run& run,
-                         const GemmShape& shape, const MatrixBlock& a,
+  ProgramLaunch mainloop(const ProgramGemm& program, const EpilogueLaunch& launch,
+                         const ProgramGemm::Run& run, const GemmShape& shape, const MatrixBlock& a,
                          const std::vector<MatrixBlock>& b) const {
     const GemmConfig& config = program.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;

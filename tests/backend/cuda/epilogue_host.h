@@ -116,6 +116,8 @@ inline const char* const kShim = R"cpp(
     return x;
   }
   inline void named_barrier_sync(int id, int threads) { meet(id, threads); }
+  inline float approximate_exp2(float x) { return std::exp2(x); }
+  inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
   inline float approximate_reciprocal(float x) { return 1.0f / x; }
   inline u32 bf16_bits(float f) {
     const u32 bits = __float_as_uint(f);

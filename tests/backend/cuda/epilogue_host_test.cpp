@@ -136,10 +136,8 @@ TEST(EpilogueHost, PairsInBothLayouts) {
   const struct {
     PairLayout layout;
     i64 period, width;
-  } cases[] = {{PairLayout::interleaved, 2, 14},
-               {PairLayout::interleaved, 2, 602},
-               {PairLayout::halves, 16, 48},
-               {PairLayout::halves, 64, 640},
+  } cases[] = {{PairLayout::interleaved, 2, 14}, {PairLayout::interleaved, 2, 602},
+               {PairLayout::halves, 16, 48},     {PairLayout::halves, 64, 640},
                {PairLayout::halves, 0, 400},     {PairLayout::halves, 6, 18}};
   for (const auto& c : cases) {
     Make make("pairs", Form::gemm, c.width);

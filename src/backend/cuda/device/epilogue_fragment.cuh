@@ -298,23 +298,38 @@ CODA_DEVICE void finish_max(float (&top)[2]) {
   }
 }
 
-/// The maximum and the sum of e^(x - maximum).
+/// The maximum and the sum of e^(x - maximum). The largest term is 1, so what ex2.approx and its
+/// rounded argument err in the others stays below 2^-21 of the sum.
 template <int L, int kCount, bool kRagged>
-CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* values,
-                                 int column, int width, int lane) {
+CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* values, int column,
+                                 int width, int lane) {
+  constexpr float kLog2E = 1.44269504f;
   top[0] = top[1] = minus_infinity();
   add_max<L, kCount, kRagged>(top, values, column, width, lane);
   finish_max<L>(top);
-  sum[0] = sum[1] = 0.0f;
+  float base[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    sum[h] = 0.0f;
+    base[h] = top[h] == minus_infinity() ? 0.0f : top[h];
+  }
 #pragma unroll
   for (int x = 0; x < kCount; ++x) {
     const int h = row_of<L>(x);
-    const bool in = (!kRagged || column + column_of<L>(x, lane) < width) &&
-                    values[x] != minus_infinity();
-    if (in) {
-      const float term = values[x] == top[h] ? 1.0f : ::expf(op::sub(values[x], top[h]));
-      sum[h] = op::add(sum[h], term);
+    const bool in = !kRagged || column + column_of<L>(x, lane) < width;
+    const float term = approximate_exp2(op::mul(op::sub(values[x], base[h]), kLog2E));
+    if (in) sum[h] = op::add(sum[h], term);
+  }
+  // Beside an infinite maximum the others vanish, and it counts as often as it occurs.
+  if (top[0] == -minus_infinity() || top[1] == -minus_infinity()) {
+    float count[2] = {};
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) {
+      const bool in = !kRagged || column + column_of<L>(x, lane) < width;
+      if (in && values[x] == -minus_infinity()) count[row_of<L>(x)] += 1.0f;
     }
+    if (top[0] == -minus_infinity()) sum[0] = count[0];
+    if (top[1] == -minus_infinity()) sum[1] = count[1];
   }
   finish_sum<L>(sum);
 }

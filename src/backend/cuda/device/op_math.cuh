@@ -22,7 +22,7 @@ CODA_DEVICE float rsqrt(float a) { return __fdiv_rn(1.0f, __fsqrt_rn(a)); }
 /// 1 / (1 + e^-a), the quotient by rcp.approx: at most 1 ulp beside the exact one.
 CODA_DEVICE float sigmoid(float a) { return approximate_reciprocal(__fadd_rn(1.0f, ::expf(-a))); }
 /// NaN if either is NaN.
-CODA_DEVICE float maximum(float a, float b) { return a != a || a > b ? a : b; }
+CODA_DEVICE float maximum(float a, float b) { return larger_or_nan(a, b); }
 CODA_DEVICE float greater(float a, float b) { return a > b ? 1.0f : 0.0f; }
 CODA_DEVICE float equal(float a, float b) { return a == b ? 1.0f : 0.0f; }
 

@@ -202,6 +202,18 @@ CODA_DEVICE float approximate_reciprocal(float x) {
   return y;
 }
 
+/// 2^x: relative error at most 2^-22; 0 for -infinity.
+CODA_DEVICE float approximate_exp2(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+CODA_DEVICE float larger_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 // ---- Global memory
 
 CODA_DEVICE void store_global_v4(float* address, float a, float b, float c, float d) {
