@@ -89,6 +89,7 @@ inline u32 pack_f16(float low, float high) { return bits_f16(low) | bits_f16(hig
 inline float unpack_bf16(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
 inline float unpack_f16(u16 bits) { _Float16 h; std::memcpy(&h, &bits, 2); return static_cast<float>(h); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }
+inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 inline float* dynamic_shared() { return host::shared_memory; }
 }
 )host";
