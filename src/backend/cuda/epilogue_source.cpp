@@ -125,7 +125,9 @@ class Planner {
       launch.chunk = std::lcm(launch.chunk, layout->chunk);
       launch.cycles = std::max(launch.cycles, cycles_of(section));
       launch.column_sums |= slab > 0;
-      launch.light = launch.light && section.nodes.size() <= 4;
+      launch.light = launch.light && section.nodes.size() <= 4 &&
+                     std::all_of(section.sinks.begin(), section.sinks.end(),
+                                 [](const auto& sink) { return sink.op == Op::store_tile; });
       launch.slab_columns = std::max(launch.slab_columns, slab);
       launch.blocks.push_back(piece);
     }
