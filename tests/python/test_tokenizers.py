@@ -297,6 +297,34 @@ def test_a_run_has_the_ids_of_its_tokenizer_json(coda, same_ids, tmp_path, optio
         same_ids(tmp_path / "run", theirs, [text])
 
 
+MARKED = {
+    "prepended": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}},
+    "metaspace_first": {"normalizer": None, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}},
+    "metaspace_always": {"normalizer": None, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_characters_with_byte_fallback(coda, same_ids, tmp_path, name):
+    """SentencePiece models as transformers converts them: spaces are marks, rare characters bytes."""
+    (tmp_path / "text.txt").write_text("\n".join(corpus()[:60]))
+    done = coda("train", "--data", tmp_path / "text.txt", "--vocab", 600, "--d-model", 16, "--layers", 1,
+                "--heads", 2, "--seq", 16, "--batch", 1, "--steps", 1, "--out", tmp_path / "run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "run" / "tokenizer.json").read_text())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**content, **MARKED[name]}))
+    raw = Tokenizer.from_file(str(path))
+    texts = fuzzed(12, ["<s>", "</s>", " <s> x"], count=60)
+    for text in ["", " a", "a  b", "<s> a", *texts[-5:]]:
+        same_ids(tmp_path, lambda t: raw.encode(t, add_special_tokens=False).ids, [text])
+    same_ids(tmp_path, lambda t: raw.encode(t, add_special_tokens=False).ids, texts)
+
+
 def test_training_keeps_the_files_of_a_model(coda, tmp_path):
     """From a folder that has only tokenizer.json: train, evaluate, generate; the files stay as they
     are, and AutoTokenizer reads the run."""
