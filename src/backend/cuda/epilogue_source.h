@@ -1,5 +1,5 @@
 // From a Form::gemm program to CUDA source: how its accumulator is cut into kernels, and the text
-// of each kernel's `class Epilogue` (docs/cuda.md, sections 4 and 8). Text and arithmetic only: no
+// of each kernel's `class Epilogue` (docs/cuda.md, sections 4 and 12). Text and arithmetic only: no
 // GPU.
 #pragma once
 

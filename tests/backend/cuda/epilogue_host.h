@@ -231,6 +231,15 @@ inline coda_device::TensorMap encode(const MatrixBlock& block, DType, int) {
 
 using RunHost = void (*)(const void* const*, unsigned, unsigned);
 
+/// What tests plant in the text of every kernel: replaces `from` by `to`.
+struct Planted {
+  std::string from, to;
+};
+inline Planted& planted() {
+  static Planted error;
+  return error;
+}
+
 /// Compiled once a text.
 inline RunHost compile(const KernelSource& source, const std::string& call) {
   static std::map<std::string, RunHost> compiled;
@@ -243,6 +252,11 @@ inline RunHost compile(const KernelSource& source, const std::string& call) {
   text.erase(from, to - from);
   const std::string shared = "  extern __shared__ __align__(1024) u8 memory[];\n";
   if (const auto at = text.find(shared); at != std::string::npos) text.erase(at, shared.size());
+  if (!planted().from.empty()) {
+    const auto at = text.find(planted().from);
+    if (at == std::string::npos) throw std::runtime_error("nothing to plant in " + source.name);
+    text.replace(at, planted().from.size(), planted().to);
+  }
   text = std::string(kShim) + text + kRunner + call;
   RunHost& run = compiled[text];
   if (run) return run;
