@@ -165,6 +165,16 @@ Tensor matmul_tn(Tensor a, Tensor b);  // [M, n] [M, k] -> [n, k], a weight
 /// * head_dim].
 Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n_heads,
                  std::int64_t n_kv_heads, std::int64_t head_dim, double scale);
+/// Attention to what earlier runs left in a cache (opaque, not differentiable). Of each sequence s,
+/// past[s] rows are in the cache; the rows of this run, cu_seqlens[s] to cu_seqlens[s + 1], go
+/// behind them, and each query sees every row before it and its own. A run *writes* its k and v to
+/// cache_k and cache_v: weights [sequences * n_kv_heads * capacity, head_dim], where row
+/// (s * n_kv_heads + g) * capacity + t holds head g of row t of sequence s. past: i32 list, one
+/// entry a sequence. Nodes of one graph need caches of their own. -> [M, n_heads * head_dim].
+Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cache_v,
+                        Tensor cu_seqlens, Tensor past, std::int64_t n_heads,
+                        std::int64_t n_kv_heads, std::int64_t head_dim, std::int64_t capacity,
+                        double scale);
 /// Rows of table [vocab, d] picked by token ids i32 [M] (opaque). An id outside [0, vocab) is an
 /// error of the run.
 Tensor embedding(Tensor table, Tensor ids);

@@ -121,7 +121,8 @@ enum class Opaque : std::uint8_t {
   attention,
   attention_backward,
   embedding,
-  embedding_backward
+  embedding_backward,
+  cached_attention
 };
 
 /// Everything an op needs besides its operands. Fields that an op does not use stay at default,
@@ -129,7 +130,7 @@ enum class Opaque : std::uint8_t {
 struct Attrs {
   double value = 0;  ///< constant; attention: softmax scale
   /// cols, rows: the range. broadcast: hi columns, lo rows (of a weight). repeat, fold: hi times.
-  /// pick, onehot: hi classes. matmul: unused.
+  /// pick, onehot: hi classes. opaque cached_attention: hi rows of a cache. matmul: unused.
   std::int64_t lo = 0, hi = 0;
   /// Segments; halves (never the whole width: that is cols and cat_cols); rotate and unrotate, in
   /// both layouts: the head dimension = width of freq; opaque attention: head_dim.

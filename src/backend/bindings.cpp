@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "ops/opaque.h"
 
 namespace coda {
 
@@ -90,7 +91,14 @@ Bindings::Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Op
   for (const int phase : {0, 1}) {
     const std::vector<Step>& steps = phase == 0 ? plan_->forward : plan_->backward;
     used_[phase].assign(plan_->buffers.size(), 0);
+    updated_[phase].assign(plan_->buffers.size(), 0);
     for (const Step& step : steps) {
+      if (!step.program) {
+        for (const int input : row_of(step.opaque).updates) {
+          const Slice& slice = step.slices[static_cast<std::size_t>(input)];
+          updated_[phase][static_cast<std::size_t>(slice.buffer)] = 1;
+        }
+      }
       for (const Slice& slice : step.slices) {
         used_[phase][static_cast<std::size_t>(slice.buffer)] = 1;
       }
@@ -167,21 +175,27 @@ bool Bindings::used(Phase phase, std::int32_t buffer) const {
   return used_[static_cast<std::size_t>(phase)][static_cast<std::size_t>(buffer)] != 0;
 }
 
+bool Bindings::written(Phase phase, std::int32_t buffer) const {
+  const bool output = plan_->buffers[static_cast<std::size_t>(buffer)].role == Role::output;
+  const auto slot = static_cast<std::size_t>(buffer);
+  return (output && used(phase, buffer)) || updated_[static_cast<std::size_t>(phase)][slot] != 0;
+}
+
 void Bindings::check_overlap(Phase phase) const {
   const auto count = static_cast<std::int32_t>(bound_.size());
   for (std::int32_t i = 0; i < count; ++i) {
     const Buffer& output = plan_->buffers[static_cast<std::size_t>(i)];
-    if (output.role != Role::output || !used(phase, i)) continue;
+    if (!written(phase, i)) continue;
     for (std::int32_t j = 0; j < count; ++j) {
       const Buffer& other = plan_->buffers[static_cast<std::size_t>(j)];
-      const bool pair_seen = other.role == Role::output && j <= i;
+      const bool pair_seen = written(phase, j) && j <= i;
       if (!is_user(other) || pair_seen || !used(phase, j)) continue;
       if (share_elements(bound_[static_cast<std::size_t>(i)],
                          bound_[static_cast<std::size_t>(j)])) {
         throw_error<UsageError>(
-            "run: output {}: expected memory of its own, got memory shared with {}. Bind them to "
+            "run: {} {}: expected memory of its own, got memory shared with {}. Bind them to "
             "tensors that do not overlap.",
-            output.name, other.name);
+            output.role == Role::output ? "output" : "input", output.name, other.name);
       }
     }
   }
@@ -210,7 +224,9 @@ void Bindings::begin(Phase phase, std::int64_t tokens) {
   if (options_.backend == nullptr || options_.backend->on_host()) {
     for (const RangeCheck& check : ranges_[static_cast<std::size_t>(phase)]) {
       const auto slot = static_cast<std::size_t>(check.buffer);
-      check_range(check, plan_->buffers[slot].name, bound_[slot], tokens);
+      const TensorView offsets =
+          check.offsets < 0 ? TensorView{} : bound_[static_cast<std::size_t>(check.offsets)];
+      check_range(check, plan_->buffers[slot].name, bound_[slot], tokens, offsets);
     }
   }
   tokens_ = tokens;

@@ -65,6 +65,7 @@ class Bindings {
   void check_bound(std::int32_t buffer, std::int64_t tokens) const;
   void check_overlap(Phase phase) const;
   bool used(Phase phase, std::int32_t buffer) const;
+  bool written(Phase phase, std::int32_t buffer) const;
 
   std::shared_ptr<const Plan> plan_;
   std::int64_t max_tokens_ = 0;
@@ -76,6 +77,7 @@ class Bindings {
   std::vector<TensorView> bound_;  ///< per buffer; inputs and outputs only
   std::vector<char> is_bound_;     ///< per buffer
   std::vector<char> used_[2];      ///< per phase and buffer
+  std::vector<char> updated_[2];   ///< the same: inputs that an opaque step updates in place
   std::vector<RangeCheck> ranges_[2];
 };
 

@@ -53,6 +53,12 @@ void add_opaque(std::vector<RangeCheck>& checks, const Plan& plan, const Step& s
     case Opaque::embedding_backward:
       add(checks, {What::id, input(0), step.slices[2].rows, 0});
       return;
+    case Opaque::cached_attention: {
+      add(checks, {What::offsets, input(5), 0, 0});
+      const std::int64_t rows = step.attrs.index2 * step.attrs.hi;
+      add(checks, {What::past, input(6), step.attrs.hi, 0, input(5), step.slices[3].rows / rows});
+      return;
+    }
     case Opaque::none:
       return;
   }
@@ -80,6 +86,33 @@ void check_offsets(const std::string& name, const TensorView& view, std::int64_t
   if (integer_at(view, count - 1) != tokens) fail(count - 1, fmt::format("{} (M)", tokens));
 }
 
+void check_past(const RangeCheck& check, const std::string& name, const TensorView& view,
+                const TensorView& offsets) {
+  const std::int64_t sequences = std::max(offsets.rows, offsets.cols) - 1;
+  const std::int64_t count = std::max(view.rows, view.cols);
+  if (sequences > check.sequences) {
+    throw_error<UsageError>(
+        "{}: expected at most {} sequences, for which the cache has room, got {}. "
+        "Give fewer sequences, or a larger cache.",
+        name, check.sequences, sequences);
+  }
+  if (count != sequences) {
+    throw_error<UsageError>(
+        "{}: expected one entry for each of the {} sequences, got {}. Give the number of rows that "
+        "each sequence has in the cache.",
+        name, sequences, count);
+  }
+  for (std::int64_t s = 0; s < count; ++s) {
+    const std::int64_t past = integer_at(view, s);
+    const std::int64_t added = integer_at(offsets, s + 1) - integer_at(offsets, s);
+    if (past >= 0 && past <= check.limit - added) continue;
+    throw_error<UsageError>(
+        "{}: entry {}: expected at least 0 and, with the {} rows of this run, at most {} (the "
+        "cache's capacity), got {}. Give a larger cache, or fewer rows.",
+        name, s, added, check.limit, past);
+  }
+}
+
 }  // namespace
 
 std::vector<RangeCheck> range_checks(const Plan& plan, const std::vector<Step>& steps) {
@@ -95,9 +128,10 @@ std::vector<RangeCheck> range_checks(const Plan& plan, const std::vector<Step>& 
 }
 
 void check_range(const RangeCheck& check, const std::string& name, const TensorView& view,
-                 std::int64_t tokens) {
+                 std::int64_t tokens, const TensorView& offsets) {
   using What = RangeCheck::What;
   if (check.what == What::offsets) return check_offsets(name, view, tokens);
+  if (check.what == What::past) return check_past(check, name, view, offsets);
   for (std::int64_t row = 0; row < tokens; ++row) {
     const std::int64_t value = integer_at(view, row);
     switch (check.what) {
@@ -126,6 +160,7 @@ void check_range(const RangeCheck& check, const std::string& name, const TensorV
         }
         break;
       case What::offsets:
+      case What::past:
         break;
     }
   }

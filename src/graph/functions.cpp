@@ -180,6 +180,22 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n
   return graph.make(Op::proj, {graph.make(Op::opaque, {q, k, v, cu_seqlens}, attrs)});
 }
 
+Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cache_v,
+                        Tensor cu_seqlens, Tensor past, std::int64_t n_heads,
+                        std::int64_t n_kv_heads, std::int64_t head_dim, std::int64_t capacity,
+                        double scale) {
+  Attrs attrs;
+  attrs.opaque = Opaque::cached_attention;
+  attrs.value = scale;
+  attrs.period = head_dim;
+  attrs.index = static_cast<std::int32_t>(n_heads);
+  attrs.index2 = static_cast<std::int32_t>(n_kv_heads);
+  attrs.hi = capacity;
+  Graph& graph = graph_of(q, "cached_attention");
+  const std::vector<Tensor> operands{q, k, v, cache_k, cache_v, cu_seqlens, past};
+  return graph.make(Op::proj, {graph.make(Op::opaque, operands, attrs)});
+}
+
 Tensor embedding(Tensor table, Tensor ids) {
   Attrs attrs;
   attrs.opaque = Opaque::embedding;

@@ -90,8 +90,14 @@ class ReverseMode {
     const auto it = projected_.find(id);
     if (it == projected_.end()) return;
     const OpaqueRow& row = row_of(node.attrs.opaque);
+    if (row.backward == Opaque::none) {
+      throw_error<UsageError>(
+          "gradients: {}: expected an operation with a derivative, got one with none. Use another, "
+          "such as attention for cached_attention.",
+          row.name);
+    }
     for (const auto& [index, dy] : it->second) {
-      if (row.backward != Opaque::none && index == 0) continue;
+      if (index == 0) continue;
       throw_error<UsageError>(
           "gradients: {}: result {} has no derivative. Differentiate {} only, or do not use {}.",
           row.name, row.outputs[static_cast<std::size_t>(index)], row.outputs[0],

@@ -304,9 +304,10 @@ Type Inference::opaque(Attrs& attrs) {
        fmt::format("{} operands of {}", row.inputs.size(), row.name), "");
   Attrs kept;
   kept.opaque = attrs.opaque;
+  const bool cached = attrs.opaque == Opaque::cached_attention;
   const bool attention =
       attrs.opaque == Opaque::attention || attrs.opaque == Opaque::attention_backward;
-  if (attention) {
+  if (attention || cached) {
     kept.value = attrs.value;
     kept.period = attrs.period;
     kept.index = attrs.index;
@@ -320,7 +321,24 @@ Type Inference::opaque(Attrs& attrs) {
       need(types_[i].kind == Kind::tile && types_[i].cols == width,
            fmt::format("{}: {} as {}", row.name, to_string(tile_of(width)), row.inputs[i]), "");
     }
-    need(types_[3].kind == Kind::list, fmt::format("{}: a list as cu_seqlens", row.name), "");
+    for (std::size_t i = 3; i < types_.size(); ++i) {
+      if (row.inputs[i] != "cu_seqlens" && row.inputs[i] != "past") continue;
+      need(types_[i].kind == Kind::list, fmt::format("{}: a list as {}", row.name, row.inputs[i]),
+           "");
+    }
+    if (cached) {
+      kept.hi = attrs.hi;
+      const std::int64_t block = kept.index2 * std::max<std::int64_t>(kept.hi, 1);
+      for (const std::size_t i : {std::size_t{3}, std::size_t{4}}) {
+        const Type& cache = types_[i];
+        need(kept.hi > 0 && cache.kind == Kind::weight && nodes_[i]->op == Op::input &&
+                 cache.cols == kept.period && cache.rows > 0 && cache.rows % block == 0 &&
+                 cache.rows == types_[3].rows,
+             fmt::format("{}: an input weight [sequences * {} heads * {} rows, {}] as {}", row.name,
+                         kept.index2, kept.hi, kept.period, row.inputs[i]),
+             "A cache has one block of rows for each sequence and key-value head.");
+      }
+    }
     attrs = kept;
     return tile_of(kept.period * kept.index);
   }
@@ -396,6 +414,7 @@ Type opaque_result(const Graph& graph, const Node& node, int index) {
     }
     case Opaque::embedding:
     case Opaque::embedding_backward:
+    case Opaque::cached_attention:
     case Opaque::none:
       break;
   }

@@ -34,11 +34,12 @@ std::string pairs_text(const Attrs& attrs) {
   return fmt::format("halves({})", attrs.period);
 }
 
-/// Attention with heads, key-value heads, head dimension and scale.
+/// Attention with heads, key-value heads, head dimension, scale and, if cached, capacity.
 std::string opaque_text(const Attrs& a) {
   const std::string_view name = row_of(a.opaque).name;
   if (a.period == 0) return std::string(name);
-  return fmt::format("{}({}, {}, {}, {})", name, a.index, a.index2, a.period, a.value);
+  const std::string capacity = a.hi > 0 ? fmt::format(", {}", a.hi) : "";
+  return fmt::format("{}({}, {}, {}, {}{})", name, a.index, a.index2, a.period, a.value, capacity);
 }
 
 /// What stands between the op's name and its operands, and after them.

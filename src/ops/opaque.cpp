@@ -32,8 +32,13 @@ constexpr std::array<OpaqueSource, 2> kEmbeddingBackwardSources = {
     {{From::input, 1}, {From::cotangent, 0}}};
 constexpr std::array<int, 1> kEmbeddingGradients = {0};
 
+constexpr std::array<Names, 7> kCachedAttentionInputs = {"q",       "k",          "v",   "cache_k",
+                                                         "cache_v", "cu_seqlens", "past"};
+constexpr std::array<Names, 1> kCachedAttentionOutputs = {"o"};
+constexpr std::array<int, 2> kCachedAttentionUpdates = {3, 4};
+
 /// In the order of the enum, from Opaque::attention on.
-const std::array<OpaqueRow, 4> kRows = {{
+const std::array<OpaqueRow, 5> kRows = {{
     {Opaque::attention, "attention", kAttentionInputs, kAttentionOutputs,
      Opaque::attention_backward, kAttentionBackwardSources, kAttentionGradients},
     {Opaque::attention_backward,
@@ -52,6 +57,14 @@ const std::array<OpaqueRow, 4> kRows = {{
      Opaque::none,
      {},
      {}},
+    {Opaque::cached_attention,
+     "cached_attention",
+     kCachedAttentionInputs,
+     kCachedAttentionOutputs,
+     Opaque::none,
+     {},
+     {},
+     kCachedAttentionUpdates},
 }};
 
 }  // namespace

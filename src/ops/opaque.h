@@ -4,6 +4,7 @@
 //   attention_backward  q, k, v, cu_seqlens, o, lse, d_o -> d_q, d_k, d_v
 //   embedding           table [vocab, d], ids -> x [M, d]
 //   embedding_backward  ids, d_x -> d_table [vocab, d] (f32)
+//   cached_attention    q, k, v, cache_k, cache_v, cu_seqlens, past -> o; updates cache_k, cache_v
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,8 @@ struct OpaqueRow {
   Opaque backward;                                ///< none: not differentiable
   std::span<const OpaqueSource> backward_inputs;  ///< operands of the backward row, in order
   std::span<const int> gradient_of;  ///< of the backward row: forward input each output belongs to
+  /// Inputs that a run writes, in place: the caller who binds memory to them asks for that.
+  std::span<const int> updates = {};
 };
 
 const OpaqueRow& row_of(Opaque opaque);

@@ -1,6 +1,7 @@
 #include "backend/cpu/opaque_kernels.h"
 
 #include "backend/cpu/attention.h"
+#include "backend/cpu/cached_attention.h"
 #include "backend/cpu/embedding.h"
 #include "base/check.h"
 
@@ -16,6 +17,8 @@ const OpaqueKernel& kernel_of(Opaque opaque) {
       return kEmbedding;
     case Opaque::embedding_backward:
       return kEmbeddingBackward;
+    case Opaque::cached_attention:
+      return kCachedAttention;
     case Opaque::none:
       break;
   }

@@ -81,6 +81,46 @@ void attention_forward(const Attrs& attrs, const TensorView& q, const TensorView
   });
 }
 
+void cached_attention(const Attrs& attrs, const TensorView& q, const TensorView& k,
+                      const TensorView& v, const TensorView& cache_k, const TensorView& cache_v,
+                      const TensorView& cu_seqlens, const TensorView& past, const TensorView& o) {
+  const Heads heads(attrs);
+  const std::int64_t kv_heads = attrs.index2, capacity = attrs.hi;
+  const std::int64_t sequences = cu_seqlens.rows * cu_seqlens.cols - 1;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const std::int64_t begin = offset(cu_seqlens, s), end = offset(cu_seqlens, s + 1);
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t at = offset(past, s) + t - begin;
+      for (std::int64_t c = 0; c < kv_heads * heads.dim; ++c) {
+        const std::int64_t row = (s * kv_heads + c / heads.dim) * capacity + at;
+        write_element(cache_k, row, c % heads.dim, read_element(k, t, c));
+        write_element(cache_v, row, c % heads.dim, read_element(v, t, c));
+      }
+    }
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::int64_t h = 0; h < heads.count; ++h) {
+        const std::int64_t first = (s * kv_heads + h / heads.group) * capacity;
+        const std::int64_t keys = offset(past, s) + t - begin + 1;
+        std::vector<double> weights;
+        for (std::int64_t j = 0; j < keys; ++j) {
+          weights.push_back(attrs.value * dot(q, t, h, cache_k, first + j, 0, heads.dim));
+        }
+        const double largest = *std::max_element(weights.begin(), weights.end());
+        double total = 0;
+        for (double& w : weights) total += w = std::exp(w - largest);
+        for (std::int64_t c = 0; c < heads.dim; ++c) {
+          double value = 0;
+          for (std::int64_t j = 0; j < keys; ++j) {
+            value +=
+                weights[static_cast<std::size_t>(j)] / total * read_element(cache_v, first + j, c);
+          }
+          write_element(o, t, h * heads.dim + c, value);
+        }
+      }
+    }
+  }
+}
+
 void attention_backward(const Attrs& attrs, const TensorView& q, const TensorView& k,
                         const TensorView& v, const TensorView& cu_seqlens, const TensorView& o,
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_q,

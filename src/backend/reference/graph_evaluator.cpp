@@ -114,6 +114,8 @@ class GraphEvaluator {
         return {like(0), {tokens_, attrs.index}};
       case Opaque::attention_backward:
         return {like(0), like(1), like(2)};
+      case Opaque::cached_attention:
+        return {like(0)};
       case Opaque::embedding:
         return {{tokens_, like(0).cols}};
       case Opaque::embedding_backward:

@@ -42,6 +42,8 @@ void run_opaque(Opaque opaque, const Attrs& attrs, std::span<const TensorView> i
       return embedding_forward(in[0], in[1], out[0]);
     case Opaque::embedding_backward:
       return embedding_backward(in[0], in[1], out[0]);
+    case Opaque::cached_attention:
+      return cached_attention(attrs, in[0], in[1], in[2], in[3], in[4], in[5], in[6], out[0]);
     case Opaque::none:
       break;
   }

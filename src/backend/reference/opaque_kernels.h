@@ -22,6 +22,12 @@ void attention_backward(const Attrs& attrs, const TensorView& q, const TensorVie
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_q,
                         const TensorView& d_k, const TensorView& d_v);
 
+/// attention_forward behind the rows of a cache, to which k and v are written first (layout:
+/// cached_attention in coda/graph.h). attrs: also hi, the capacity.
+void cached_attention(const Attrs& attrs, const TensorView& q, const TensorView& k,
+                      const TensorView& v, const TensorView& cache_k, const TensorView& cache_v,
+                      const TensorView& cu_seqlens, const TensorView& past, const TensorView& o);
+
 /// x[r] = table[ids[r]].
 void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x);
 
