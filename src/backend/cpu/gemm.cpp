@@ -12,6 +12,9 @@ namespace {
 /// Depth of a packed panel: B's strip (256 x 16 floats) fills half of a 32 KiB first-level cache.
 constexpr i64 kDepth = 256;
 
+/// Bytes of a row of B up to which fetching the rows behind it pays.
+constexpr i64 kShortRow = 2048;
+
 i64 round_up(i64 n, i64 step) { return (n + step - 1) / step * step; }
 
 const char* address(const TensorView& view, i64 row, i64 col) {
@@ -120,6 +123,38 @@ void multiply_block(const Factors& factors, const float* packed_a, float* packed
   }
 }
 
+/// One row of A: each element of B is read once and multiplied from registers, nothing is packed.
+/// Columns [k, k + depth) of op(A), widened to `a`.
+void multiply_one_row(const Factors& factors, i64 row, std::span<const TileBlock> blocks, i64 k,
+                      i64 depth, float* a) {
+  const GemmKernel& kernel = gemm_kernel();
+  alignas(16) static constexpr float kZeros[kDepth] = {};
+  const DType dtype = factors.b[0].dtype;
+  const i64 size = static_cast<i64>(size_of(dtype));
+  // The processor foresees long rows by itself.
+  const bool is_short = factors.k * size <= kShortRow;
+  kernel.pack_columns(a, depth, address(factors.a, row, k), 0, depth, factors.a.dtype, 1);
+  for (const TileBlock& block : blocks) {
+    for (i64 c = 0; c < block.n; c += kRowCols) {
+      const char* first[kRowCols];
+      i64 stride = 0;
+      for (i64 i = 0; i < kRowCols; ++i) {
+        const BlockRow source =
+            c + i < block.n ? row_of(factors.b, block.col + c + i, k) : BlockRow{};
+        first[i] = source.data;
+        if (i == 0) stride = source.stride;
+      }
+      for (i64 i0 = 0; i0 < depth; i0 += kDepth) {
+        const void* b[kRowCols];
+        for (i64 i = 0; i < kRowCols; ++i)
+          b[i] = first[i] ? static_cast<const void*>(first[i] + i0 * size) : kZeros;
+        kernel.multiply_row(std::min(kDepth, depth - i0), a + i0, b, dtype,
+                            is_short ? kRowCols * stride * size : 0, block.c + c, k + i0 > 0);
+      }
+    }
+  }
+}
+
 /// Floats of a packed panel of A; the strip of B follows.
 i64 a_floats(i64 rows) { return round_up(tile_rows(rows) * kDepth + kPackSlack, 16); }
 
@@ -137,6 +172,12 @@ void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const Ti
   if (factors.k == 0)
     for (const TileBlock& block : blocks)
       for (i64 r = 0; r < rows; ++r) std::fill_n(block.c + r * block.stride, padded(block.n), 0.0f);
+  if (rows == 1 && factors.transpose_b && !factors.transpose_a) {
+    const i64 most = packing_floats(1) / kDepth * kDepth;
+    for (i64 k = 0; k < factors.k; k += most)
+      multiply_one_row(factors, row, blocks, k, std::min(most, factors.k - k), packing);
+    return;
+  }
   for (i64 k = 0; k < factors.k; k += kDepth) {
     const i64 depth = std::min(kDepth, factors.k - k);
     const std::span<const TensorView> a(&factors.a, 1);

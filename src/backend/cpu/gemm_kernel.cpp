@@ -188,11 +188,66 @@ void pack_columns_kernel(float* y, i64 width, const void* x, i64 stride, i64 cou
   pack_columns(y, width, x16, stride, count, DType::f16, depth);
 }
 
+/// Sixteen columns at a time: enough chains of additions to hide their latency behind reading b.
+template <class T>
+HWY_INLINE void multiply_row(i64 depth, const float* HWY_RESTRICT a, const void* const* rows,
+                             DType dtype, [[maybe_unused]] i64 ahead, float* HWY_RESTRICT c,
+                             bool accumulate) {
+  const F32 d;
+  constexpr i64 kLanes = hn::MaxLanes(F32());
+  constexpr int kParts = static_cast<int>(kRowCols / kLanes);
+  const T* x[kRowCols];
+  for (int i = 0; i < kRowCols; ++i) x[i] = static_cast<const T*>(rows[i]);
+  VF sum[kParts];
+  for (int v = 0; v < kParts; ++v) sum[v] = hn::Zero(d);
+  alignas(64) float y[8 * kRowCols];
+  const auto add = [&](float left, const float* right) HWY_ATTR {
+    const VF value = hn::Set(d, left);
+    for (int v = 0; v < kParts; ++v)
+      sum[v] = hn::MulAdd(value, hn::Load(d, right + v * kLanes), sum[v]);
+  };
+  i64 k = 0;
+#if HWY_TARGET != HWY_SCALAR
+  constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+  for (; k + 8 <= depth; k += 8) {
+    if (ahead != 0 && k % kLine == 0) {
+      for (int i = 0; i < kRowCols; ++i)
+        hwy::Prefetch(reinterpret_cast<const char*>(x[i] + k) + ahead);
+    }
+    transpose_8x8(y, kRowCols, x, k, dtype);
+    transpose_8x8(y + 8, kRowCols, x + 8, k, dtype);
+    for (int i = 0; i < 8; ++i) add(a[k + i], y + i * kRowCols);
+  }
+#endif
+  const hn::CappedTag<float, 1> one;
+  for (; k < depth; ++k) {
+    for (int i = 0; i < kRowCols; ++i) hn::StoreU(widened(one, x[i] + k, dtype), one, y + i);
+    add(a[k], y);
+  }
+  for (int v = 0; v < kParts; ++v) {
+    float* out = c + v * kLanes;
+    hn::StoreU(accumulate ? hn::Add(sum[v], hn::LoadU(d, out)) : sum[v], d, out);
+  }
+}
+
+void multiply_row_kernel(i64 depth, const float* a, const void* const* b, DType dtype, i64 ahead,
+                         float* c, bool accumulate) {
+  if (dtype == DType::f32)
+    return multiply_row<float>(depth, a, b, DType::f32, ahead, c, accumulate);
+  if (dtype == DType::bf16)
+    return multiply_row<u16>(depth, a, b, DType::bf16, ahead, c, accumulate);
+  multiply_row<u16>(depth, a, b, DType::f16, ahead, c, accumulate);
+}
+
 }  // namespace
 
 GemmKernel make_gemm_kernel() {
-  return {kRows, kVectors * static_cast<i64>(hn::Lanes(F32())), multiply_kernel,
-          pack_transposed_kernel, pack_columns_kernel};
+  return {kRows,
+          kVectors * static_cast<i64>(hn::Lanes(F32())),
+          multiply_kernel,
+          multiply_row_kernel,
+          pack_transposed_kernel,
+          pack_columns_kernel};
 }
 
 }  // namespace coda::cpu::HWY_NAMESPACE

@@ -17,6 +17,11 @@ struct GemmKernel {
   /// c[rows, cols] = (or += if accumulate) a b.
   void (*multiply)(std::int64_t k, const float* a, const float* b, float* c, std::int64_t stride,
                    bool accumulate) = nullptr;
+  /// c[kRowCols] = (or += if accumulate) a b^T for one row of A, in multiply's order of summation:
+  /// bits are the same. a is widened; b: kRowCols rows of `depth` elements of dtype, each read
+  /// once. What lies `ahead` bytes behind them is fetched into the cache (0: nothing).
+  void (*multiply_row)(std::int64_t depth, const float* a, const void* const* b, DType dtype,
+                       std::int64_t ahead, float* c, bool accumulate) = nullptr;
   /// Eight rows of `depth` elements, transposed and widened: y[k * width + r] = x[r][k] for r < 8.
   /// If width is less, this reaches into the next k, whose turn comes later.
   void (*pack_transposed)(float* y, std::int64_t width, const void* const* x, DType dtype,
@@ -28,6 +33,7 @@ struct GemmKernel {
 };
 
 inline constexpr std::int64_t kPackSlack = 16;
+inline constexpr std::int64_t kRowCols = 16;  ///< at most kPad
 
 const GemmKernel& gemm_kernel();
 
