@@ -53,7 +53,8 @@ Cost cost_of_phase(const Plan& plan, Phase phase, std::int64_t tokens) {
 
 int BenchCommand::run() const {
   if (block.block.empty()) {
-    throw_error<UsageError>("bench: expected llama-layer, llama-head or gemm, got nothing.");
+    throw_error<UsageError>(
+        "bench: expected llama-layer, llama-head, gemm or generate, got nothing.");
   }
   if (!(seconds > 0.0 && seconds <= 3600.0)) {
     throw_error<UsageError>("--seconds: expected a number above 0 and at most 3600, got {}.",
@@ -106,7 +107,7 @@ int BenchCommand::run() const {
 
 Command add_bench(CLI::App& app) {
   CLI::App* sub = app.add_subcommand(
-      "bench", "Time a compiled block, fused and unfused in turns, or the Hopper GEMM");
+      "bench", "Time a compiled block, fused and unfused in turns, the Hopper GEMM, or generation");
   auto c = std::make_shared<BenchCommand>();
   c->block.sizes.d_model = 512;
   c->block.sizes.head_dim = 64;
@@ -115,7 +116,7 @@ Command add_bench(CLI::App& app) {
   c->block.dtype = "f32";
   c->block.add_options(*sub);
   sub->get_option("block")->required(false);  // not with `bench gemm`
-  const Command gemm = add_bench_gemm(*sub);
+  const Command gemm = add_bench_gemm(*sub), generate = add_bench_generate(*sub);
   sub->add_option("--seconds", c->seconds, "Run at least so long in all")
       ->group("Output")
       ->capture_default_str();
@@ -124,7 +125,11 @@ Command add_bench(CLI::App& app) {
   sub->footer(
       "GFLOP/s count matrix products, GB/s the bytes of the plan (coda explain).\n"
       "Example:\n  coda bench llama-layer --d-model 1024 --threads 1");
-  return {sub, [c, gemm] { return gemm.app->parsed() ? gemm.run() : c->run(); }};
+  return {sub, [c, gemm, generate] {
+            for (const Command& command : {gemm, generate})
+              if (command.app->parsed()) return command.run();
+            return c->run();
+          }};
 }
 
 }  // namespace coda

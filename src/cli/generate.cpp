@@ -1,20 +1,25 @@
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "cli/command.h"
-#include "train/checkpoint.h"
-#include "train/llama_model.h"
+#include "train/continuation.h"
+#include "train/file.h"
 #include "train/run_folder.h"
 #include "train/sample.h"
 
 namespace coda {
 namespace {
 
+constexpr std::int64_t kDefaultTokens = 100;
+
 struct GenerateCommand {
   std::string model, prompt;
-  std::int64_t tokens = 100;
+  std::optional<std::int64_t> tokens;
   SampleOptions options{0.8, 0, 0.95};
   std::uint64_t seed = 0;
   std::string dtype = "f32";
@@ -22,12 +27,13 @@ struct GenerateCommand {
   Printer output;
 
   void check() const;
+  std::int64_t count_to_add(std::int64_t prompt_tokens, std::int64_t window) const;
   int run() const;
 };
 
 void GenerateCommand::check() const {
-  if (tokens < 0 || tokens > (std::int64_t{1} << 31)) {
-    throw_error<UsageError>("--tokens: expected a whole number from 0 to 2^31, got {}.", tokens);
+  if (tokens && (*tokens < 0 || *tokens > (std::int64_t{1} << 31))) {
+    throw_error<UsageError>("--tokens: expected a whole number from 0 to 2^31, got {}.", *tokens);
   }
   if (!(options.temperature >= 0.0) || !std::isfinite(options.temperature)) {
     throw_error<UsageError>("--temperature: expected 0 (most likely token) or more, got {}.",
@@ -46,39 +52,70 @@ void GenerateCommand::check() const {
   }
 }
 
+/// Ids that end a text: the tokenizer's, config.json's, and those of generation_config.json, which
+/// may be several.
+std::set<std::int64_t> end_ids(const std::string& folder, const LlamaConfig& config,
+                               const Tokenizer& tokenizer) {
+  std::set<std::int64_t> ids;
+  if (tokenizer.eos() >= 0) ids.insert(tokenizer.eos());
+  if (config.eos_token_id) ids.insert(*config.eos_token_id);
+  const auto file = std::filesystem::path(folder) / "generation_config.json";
+  if (!std::filesystem::exists(file)) return ids;
+  const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
+  if (!json.is_object()) {
+    throw_error<UsageError>("{}: expected a JSON object, got something else. Correct or remove it.",
+                            file.string());
+  }
+  const auto eos = json.value("eos_token_id", nlohmann::json());
+  for (const auto& id : eos.is_array() ? eos : nlohmann::json::array({eos}))
+    if (id.is_number_integer()) ids.insert(id.get<std::int64_t>());
+  return ids;
+}
+
+/// How many tokens fit behind the prompt. Beyond its positions a model has learnt nothing.
+std::int64_t GenerateCommand::count_to_add(std::int64_t prompt_tokens, std::int64_t window) const {
+  const std::int64_t wanted = tokens.value_or(1);
+  if (prompt_tokens <= window && wanted <= window - prompt_tokens)
+    return tokens.value_or(std::min(kDefaultTokens, window - prompt_tokens));
+  throw_error<UsageError>(
+      "generate: expected at most {} tokens of prompt and continuation together (the "
+      "max_position_embeddings of config.json), got {} + {}. Shorten the prompt, or give a smaller "
+      "--tokens.",
+      window, prompt_tokens, wanted);
+}
+
 int GenerateCommand::run() const {
   check();
   const LlamaConfig config = load_config(model);
   const Tokenizer tokenizer = Tokenizer::load(model);
   check_vocabulary(tokenizer, config, model);
-  const std::int64_t window = config.max_position_embeddings;
+  const std::set<std::int64_t> ends = end_ids(model, config, tokenizer);
   std::vector<std::int32_t> ids;
   if (tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
   const std::vector<std::int32_t> prompt_ids = tokenizer.encode(prompt);
   ids.insert(ids.end(), prompt_ids.begin(), prompt_ids.end());
   if (ids.empty()) throw_error<UsageError>("--prompt: expected some text, got none.");
+  const auto prompt_tokens = static_cast<std::int64_t>(ids.size());
+  const std::int64_t most = count_to_add(prompt_tokens, config.max_position_embeddings);
   const auto backend = device.make();
-  const std::int64_t most =
-      std::min<std::int64_t>(window, static_cast<std::int64_t>(ids.size()) + tokens);
-  const auto llama = make_llama_model(config, *backend, parse_dtype(dtype), most);
-  load_weights(*llama, model);
+  Continuation continuation(config, model, *backend, parse_dtype(dtype), prompt_tokens + most);
 
   const CounterRandom random(seed, stream_of("generate"));
-  const auto start = std::chrono::steady_clock::now();
+  std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
   std::string pending, text;  // pending: bytes that may be the beginning of a character
   std::int64_t count = 0;
+  bool ended = false;
   output.result("{}", prompt);
-  for (; count < tokens; ++count) {
-    // Beyond its context the model sees the last tokens only.
-    const auto length = std::min<std::int64_t>(window, static_cast<std::int64_t>(ids.size()));
-    const Batch batch{length, {ids.end() - length, ids.end()}, {}};
-    const std::vector<float> logits = llama->logits(batch);
-    const auto vocab = static_cast<std::size_t>(llama->vocab_size());
-    const std::int32_t next =
-        sample(std::span(logits).last(vocab), options, random, static_cast<std::uint64_t>(count));
-    if (next == tokenizer.eos() || config.eos_token_id == next) break;
-    ids.push_back(next);
-    pending += tokenizer.decode(std::span(&next, 1));
+  const auto start = std::chrono::steady_clock::now();
+  auto read = start;  // the prompt
+  for (; count < most; ++count) {
+    continuation.append(ids, logits);
+    if (count == 0) read = std::chrono::steady_clock::now();
+    const std::int32_t next = sample(logits, options, random, static_cast<std::uint64_t>(count));
+    ended = ends.contains(next);
+    if (ended) break;
+    ids.assign(1, next);
+    pending += tokenizer.decode(ids);
     const std::size_t ready = complete_utf8(pending);
     output.result("{}", pending.substr(0, ready));
     if (!output.json()) std::fflush(stdout);
@@ -87,12 +124,18 @@ int GenerateCommand::run() const {
   }
   text += pending;
   output.result("{}\n", pending);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  output.object({{"prompt", prompt},
-                 {"text", text},
-                 {"tokens", count},
-                 {"tokens_per_second", static_cast<double>(count) / std::max(seconds, 1e-9)}});
+  const auto seconds = [](auto from, auto to) {
+    return std::max(std::chrono::duration<double>(to - from).count(), 1e-9);
+  };
+  const double writing = seconds(read, std::chrono::steady_clock::now());
+  output.object(
+      {{"prompt", prompt},
+       {"text", text},
+       {"prompt_tokens", prompt_tokens},
+       {"tokens", count},
+       {"stopped", ended ? "end of text" : "tokens"},
+       {"prompt_tokens_per_second", static_cast<double>(prompt_tokens) / seconds(start, read)},
+       {"tokens_per_second", static_cast<double>(count) / writing}});
   return 0;
 }
 
@@ -106,7 +149,9 @@ Command add_generate(CLI::App& app) {
   };
   sub->add_option("--model", c->model, "Hugging Face folder")->required()->group("Input");
   sub->add_option("--prompt", c->prompt, "Text to continue")->required()->group("Input");
-  option("Sampling", "--tokens", c->tokens, "Tokens to add at most");
+  sub->add_option("--tokens", c->tokens,
+                  "Tokens to add at most (without it: 100, or as many as the model has room for)")
+      ->group("Sampling");
   option("Sampling", "--temperature", c->options.temperature, "0: always the most likely token");
   option("Sampling", "--top-k", c->options.top_k, "Only the k most likely tokens, 0: all");
   option("Sampling", "--top-p", c->options.top_p, "Only the most likely, up to this probability");

@@ -9,43 +9,85 @@
 
 namespace coda {
 
-std::int32_t sample(std::span<const float> logits, const SampleOptions& options,
-                    const CounterRandom& random, std::uint64_t index) {
-  for (const float logit : logits) {
-    if (std::isnan(logit)) throw_error<Error>("generate: expected logits, got NaN.");
-  }
+namespace {
+
+/// Ids of the k most likely in descending order; equal logits rank by id.
+std::vector<std::int32_t> most_likely(std::span<const float> logits, std::size_t k) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto more_likely = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
-  const bool greedy = options.temperature <= 0.0;
-  std::size_t kept = order.size();
-  if (greedy) kept = 1;
-  if (options.top_k > 0) kept = std::min(kept, static_cast<std::size_t>(options.top_k));
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
-                    more_likely);
-  if (greedy) return order[0];
-  std::vector<double> weights(kept);
+  k = std::min(k, order.size());
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k), order.end(),
+                    [&](std::int32_t a, std::int32_t b) {
+                      const float x = logits[static_cast<std::size_t>(a)];
+                      const float y = logits[static_cast<std::size_t>(b)];
+                      return x != y ? x > y : a < b;
+                    });
+  order.resize(k);
+  return order;
+}
+
+/// The fewest most likely whose weights reach `share` of all weights, at least one. Sorts a few
+/// first, since a nucleus is small beside the vocabulary.
+std::vector<std::int32_t> nucleus(std::span<const float> logits, std::span<const double> weights,
+                                  double share) {
   double total = 0.0;
-  const double top = logits[static_cast<std::size_t>(order[0])];
-  for (std::size_t i = 0; i < kept; ++i) {
-    const double logit = logits[static_cast<std::size_t>(order[i])];
+  for (const double weight : weights) total += weight;
+  constexpr std::size_t kFirst = 64;
+  for (std::size_t k = kFirst;; k *= 8) {
+    std::vector<std::int32_t> order = most_likely(logits, k);
+    double within = 0.0;
+    std::size_t kept = 0;
+    while (kept < order.size() && (kept == 0 || within < share * total))
+      within += weights[static_cast<std::size_t>(order[kept++])];
+    if (within < share * total && order.size() < logits.size()) continue;
+    order.resize(kept);
+    return order;
+  }
+}
+
+}  // namespace
+
+std::int32_t sample(std::span<const float> logits, const SampleOptions& options,
+                    const CounterRandom& random, std::uint64_t index) {
+  std::int32_t best = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) throw_error<Error>("generate: expected logits, got NaN.");
+    if (logits[i] > logits[static_cast<std::size_t>(best)]) best = static_cast<std::int32_t>(i);
+  }
+  if (options.temperature <= 0.0) return best;
+
+  const double top = logits[static_cast<std::size_t>(best)];
+  std::vector<double> weights(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double logit = logits[i];
     weights[i] = logit == top ? 1.0 : std::exp((logit - top) / options.temperature);
-    total += weights[i];
   }
-  double within = 0.0;  // the nucleus: as few as reach top_p, at least one
-  std::size_t nucleus = 0;
-  while (nucleus < kept && (nucleus == 0 || within < options.top_p * total)) {
-    within += weights[nucleus++];
+  std::vector<std::int32_t> kept;
+  if (options.top_k > 0) {
+    kept = most_likely(logits, static_cast<std::size_t>(options.top_k));
+    std::vector<double> of_kept(weights.size(), 0.0);  // the others weigh nothing
+    for (const std::int32_t id : kept)
+      of_kept[static_cast<std::size_t>(id)] = weights[static_cast<std::size_t>(id)];
+    weights = std::move(of_kept);
   }
-  double point = random.uniform(index) * within;
-  for (std::size_t i = 0; i < nucleus; ++i) {
-    point -= weights[i];
-    if (point < 0.0) return order[i];
+  if (options.top_p < 1.0) {
+    kept = nucleus(logits, weights, options.top_p);
+  } else if (kept.empty()) {
+    kept.resize(logits.size());
+    std::iota(kept.begin(), kept.end(), 0);
   }
-  return order[nucleus - 1];
+
+  double total = 0.0;
+  for (const std::int32_t id : kept) total += weights[static_cast<std::size_t>(id)];
+  double point = random.uniform(index) * total;
+  std::int32_t last = best;  // where rounding leaves a rest of the total
+  for (const std::int32_t id : kept) {
+    const double weight = weights[static_cast<std::size_t>(id)];
+    point -= weight;
+    if (point < 0.0) return id;
+    if (weight > 0.0) last = id;
+  }
+  return last;
 }
 
 }  // namespace coda

@@ -181,15 +181,22 @@ TEST(Command, ATrainedModelIsEvaluatedAndContinuesText) {
   EXPECT_EQ(eval.lines()[0]["eval_loss"], trained.lines().back()["eval_loss"]);
   EXPECT_EQ(eval.lines()[0]["unigram_loss"], trained.lines().back()["unigram_loss"]);
 
-  const std::string generate = "coda generate --json --model run --prompt 'The dog' --tokens 40 ";
-  const Result once = shell(folder, generate + "--seed 1");  // more tokens than the context holds
+  const std::string generate = "coda generate --json --model run --prompt 'The dog' --tokens 24 ";
+  const Result once = shell(folder, generate + "--seed 1");
   ASSERT_EQ(once.code, 0) << once.err;
   const Result again = shell(folder, generate + "--seed 1 --threads 1");
   EXPECT_EQ(once.lines()[0]["text"], again.lines()[0]["text"]);
-  EXPECT_LE(once.lines()[0]["tokens"], 40);
+  EXPECT_LE(once.lines()[0]["tokens"], 24);
+  EXPECT_EQ(once.lines()[0]["prompt_tokens"], 8);
   const Result plain = shell(folder, "coda generate --model run --prompt 'The dog' --tokens 3");
   EXPECT_THAT(plain.out, StartsWith("The dog"));
   EXPECT_EQ(plain.err, "");
+  // 8 tokens of prompt and 24 more fill the context of 32.
+  const Result beyond = shell(folder, "coda generate --model run --prompt 'The dog' --tokens 25");
+  EXPECT_EQ(beyond.code, 2);
+  EXPECT_THAT(beyond.err, HasSubstr("at most 32 tokens of prompt and continuation together"));
+  EXPECT_THAT(beyond.err, HasSubstr("got 8 + 25"));
+  EXPECT_EQ(beyond.out, "");
 }
 
 TEST(Command, ACrashLosesNothingButTheStepsSinceTheCheckpoint) {

@@ -1,14 +1,32 @@
 """What `coda train` writes is a Hugging Face folder, and transformers computes the same with it."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from conftest import GOLDEN
 from reference import random_case, write_case
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
 SIZES = ["--d-model", 32, "--layers", 2, "--heads", 4, "--kv-heads", 2, "--d-ff", 80]
+
+
+FIRST_LETTER = 0x4E00  # a letter for each id, none of which a tokenizer changes
+
+
+def letter(i):
+    return chr(FIRST_LETTER + i)
+
+
+def write_letter_tokenizer(folder, vocab):
+    """A tokenizer.json in which id i is a letter of its own."""
+    from tokenizers import Tokenizer, decoders, models
+
+    reader = Tokenizer(models.BPE(vocab={letter(i): i for i in range(vocab)}, merges=[]))
+    reader.decoder = decoders.Fuse()
+    reader.save(str(folder / "tokenizer.json"))
 
 
 def train(coda, folder, *options, run="run"):
@@ -49,7 +67,7 @@ def test_most_likely_continuation_is_that_of_transformers(coda, tmp_path, tokeni
     sure of every token, so that rounding decides none."""
     run = train(coda, tmp_path, *tokenizer, "--steps", 150, "--lr", 1e-2)
     prompt = "The quick brown"
-    done = coda("generate", "--model", run, "--prompt", prompt, "--tokens", 12,
+    done = coda("generate", "--model", run, "--prompt", prompt, "--tokens", 8,
                 "--temperature", 0, "--json")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     text = json.loads(done.stdout)["text"]
@@ -57,9 +75,37 @@ def test_most_likely_continuation_is_that_of_transformers(coda, tmp_path, tokeni
     reader = AutoTokenizer.from_pretrained(run)
     ids = reader(prompt, return_tensors="pt").input_ids
     model = LlamaForCausalLM.from_pretrained(run, dtype=torch.float32)
-    every = model.generate(ids, max_new_tokens=12, do_sample=False)[0]
+    every = model.generate(ids, max_new_tokens=8, do_sample=False)[0]
     assert prompt + text == reader.decode(every, skip_special_tokens=True)
     assert (prompt + text) in TEXT * 2
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha-odd"])
+def test_most_likely_continuation_of_a_golden_model(coda, tmp_path, name):
+    """Greedy tokens of a random model, read from the bytes that its ids stand for. The prompt is
+    prefilled, the rest decoded with the cache; transformers runs in float64 and without one. Where
+    its two best logits are closer than rounding (2e-5 of the largest), either choice is right."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name / file, tmp_path / file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.update(eos_token_id=None, bos_token_id=None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vocab = config["vocab_size"]
+    write_letter_tokenizer(tmp_path, vocab)
+    prompt_ids = [(7 * i + 3) % vocab for i in range(9)]
+    count = min(40, config["max_position_embeddings"] - len(prompt_ids))
+    prompt = "".join(letter(i) for i in prompt_ids)
+    done = coda("generate", "--model", tmp_path, "--prompt", prompt, "--tokens", count,
+                "--temperature", 0, "--json")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = [ord(c) - FIRST_LETTER for c in json.loads(done.stdout)["text"]]
+    assert len(written) == count
+
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    ids = torch.tensor([prompt_ids + written])
+    logits = model(ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
+    for position, (row, token) in enumerate(zip(logits, written)):
+        assert row.max() - row[token] <= 2e-5 * row.abs().max(), (position, token)
 
 
 def test_a_resumed_run_equals_one_that_did_not_stop(coda, tmp_path):

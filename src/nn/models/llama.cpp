@@ -67,33 +67,46 @@ std::vector<LlamaWeight> llama_weights(const LlamaConfig& c) {
   return weights;
 }
 
-LlamaGraph build_llama(Graph& graph, const LlamaConfig& c, DType weight_dtype) {
+Tensor build_llama_layers(Graph& graph, const LlamaConfig& c, DType weight_dtype,
+                          const LlamaAttention& attend) {
   Weights weights(graph, c, weight_dtype);
   const Tensor tokens = graph.col("tokens", DType::i32);
   const Tensor positions = graph.col("positions", DType::i32);
-  const Tensor labels = graph.col("labels", DType::i32);
-  const Tensor cu_seqlens = graph.list("cu_seqlens");
   const Tensor freq = graph.row("rope_freq", c.head_dim);
-  const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
-
-  const Tensor table = weights.next();
-  Tensor x = embedding(table, tokens);
+  Tensor x = embedding(weights.next(), tokens);
   for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) {
     const Tensor h = rms_norm(x, weights.next(), c.rms_norm_eps);
     const Tensor q = rope(linear(h, weights.next()), positions, freq);
     const Tensor k = rope(linear(h, weights.next()), positions, freq);
     const Tensor v = linear(h, weights.next());
-    const Tensor o = attention(q, k, v, cu_seqlens, c.num_attention_heads, c.num_key_value_heads,
-                               c.head_dim, scale);
-    x = x + linear(o, weights.next());
+    x = x + linear(attend(i, q, k, v), weights.next());
     const Tensor m = rms_norm(x, weights.next(), c.rms_norm_eps);
     const Tensor gate = linear(m, weights.next());
     const Tensor up = linear(m, weights.next());
     x = x + linear(swiglu(gate, up), weights.next());
   }
-  const Tensor h = rms_norm(x, weights.next(), c.rms_norm_eps);
-  const Tensor logits = linear(h, c.tie_word_embeddings ? table : weights.next());
-  return {logits, cross_entropy(logits, labels, Reduction::sum), weights.all()};
+  return x;
+}
+
+Tensor build_llama_head(Graph& graph, const LlamaConfig& c, DType weight_dtype, Tensor x) {
+  const std::vector<Tensor> weights = Weights(graph, c, weight_dtype).all();
+  const Tensor norm = weights[weights.size() - (c.tie_word_embeddings ? 1 : 2)];
+  const Tensor head = c.tie_word_embeddings ? weights.front() : weights.back();
+  return linear(rms_norm(x, norm, c.rms_norm_eps), head);
+}
+
+LlamaGraph build_llama(Graph& graph, const LlamaConfig& c, DType weight_dtype) {
+  const std::vector<Tensor> weights = Weights(graph, c, weight_dtype).all();
+  const Tensor cu_seqlens = graph.list("cu_seqlens");
+  const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+  const auto attend = [&](std::int64_t, Tensor q, Tensor k, Tensor v) {
+    return attention(q, k, v, cu_seqlens, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+                     scale);
+  };
+  const Tensor x = build_llama_layers(graph, c, weight_dtype, attend);
+  const Tensor logits = build_llama_head(graph, c, weight_dtype, x);
+  const Tensor labels = graph.col("labels", DType::i32);
+  return {logits, cross_entropy(logits, labels, Reduction::sum), weights};
 }
 
 LlamaModel::LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backend)
@@ -108,14 +121,14 @@ LlamaModel::LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backen
     throw_error<UsageError>("model: dtype: expected f32, bf16 or f16, got {}.", name_of(dtype));
   }
   for (LlamaWeight& w : llama_weights(config_)) {
-    const bool on_host = backend.on_host();
+    const bool on_host = backend.on_host(), trainable = options_.trainable;
     Parameter p{w, HostTensor(DType::f32, w.rows, w.cols), {}, {}, {}};
-    if (on_host) p.gradient = HostTensor(DType::f32, w.rows, w.cols);
+    if (on_host && trainable) p.gradient = HostTensor(DType::f32, w.rows, w.cols);
     const bool rounds = memory_type(w, dtype) != DType::f32;
     if (rounds) p.rounded = HostTensor(dtype, on_host ? w.rows : 0, on_host ? w.cols : 0);
     if (!on_host) {
       p.device.value = BackendTensor(backend, DType::f32, w.rows, w.cols);
-      p.device.gradient = BackendTensor(backend, DType::f32, w.rows, w.cols);
+      if (trainable) p.device.gradient = BackendTensor(backend, DType::f32, w.rows, w.cols);
       if (rounds) p.device.rounded = BackendTensor(backend, dtype, w.rows, w.cols);
     }
     parameters_.push_back(std::move(p));
@@ -284,6 +297,11 @@ double LlamaModel::read_loss() const {
 }
 
 double LlamaModel::forward_backward(const LlamaBatch& batch, float scale) {
+  if (!options_.trainable) {
+    throw_error<UsageError>(
+        "model: forward_backward: expected a trainable model, got one without gradients. Make it "
+        "with trainable = true.");
+  }
   Session& s = prepare_run(Use::training, batch);
   const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
   d_loss_.upload(&scale);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +38,14 @@ struct LlamaGraph {
 };
 LlamaGraph build_llama(Graph& graph, const LlamaConfig& config, DType weight_dtype);
 
+/// The layers without the final norm and the head, whose attention is made by `attend` from a
+/// layer's number and its rotated q and k, and v. -> [M, hidden_size].
+using LlamaAttention = std::function<Tensor(std::int64_t, Tensor, Tensor, Tensor)>;
+Tensor build_llama_layers(Graph& graph, const LlamaConfig& config, DType weight_dtype,
+                          const LlamaAttention& attend);
+/// The final norm and the head on [M, hidden_size]. -> [M, vocab_size].
+Tensor build_llama_head(Graph& graph, const LlamaConfig& config, DType weight_dtype, Tensor x);
+
 /// Packed sequences, one row a token. positions count from 0 in each sequence (or from wherever it
 /// starts); cu_seqlens: 0, then the end of each sequence. labels[i] is what should follow
 /// tokens[i], -100 where nothing counts.
@@ -47,6 +56,7 @@ struct LlamaBatch {
 struct LlamaOptions {
   DType dtype = DType::f32;  ///< of activations and of the weights that are computed with
   CompileOptions compile;    ///< passes and memory budget; dtypes are taken from above
+  bool trainable = true;     ///< false: gradients are empty, and forward_backward is an error
 };
 
 class LlamaModel {
