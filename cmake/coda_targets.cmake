@@ -23,6 +23,16 @@ if(CODA_SANITIZE)
                          $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
 
+# coda_link_library(target name): a library without a package file of its own. Whoever uses an
+# installed coda links it by name, wherever it lies there.
+function(coda_link_library target name)
+  string(TOUPPER ${name}_LIBRARY variable)
+  find_library(${variable} ${name} REQUIRED)
+  mark_as_advanced(${variable})
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${${variable}}>
+                                          $<INSTALL_INTERFACE:${name}>)
+endfunction()
+
 # coda_library(folder DEPENDS targets...): src/folder/*.cpp -> coda_folder ('/' becomes '_').
 # A folder's own CMakeLists.txt, if any, is read afterwards and may add to the target.
 function(coda_library folder)
@@ -39,7 +49,8 @@ function(coda_library folder)
     add_library(${name} INTERFACE)
     set(scope INTERFACE)
   endif()
-  target_link_libraries(${name} ${scope} coda_options ${ARG_DEPENDS})
+  target_link_libraries(${name} ${scope} $<BUILD_INTERFACE:coda_options> ${ARG_DEPENDS})
+  coda_install_library(${name} ${scope})
   if(EXISTS ${PROJECT_SOURCE_DIR}/src/${folder}/CMakeLists.txt)
     add_subdirectory(${PROJECT_SOURCE_DIR}/src/${folder})
   endif()
@@ -54,6 +65,7 @@ function(coda_command)
     target_link_libraries(coda PRIVATE coda_train coda_backend_reference coda_backend_cpu
                                        coda_backend_cuda CLI11::CLI11)
     set_target_properties(coda PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+    install(TARGETS coda RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endfunction()
 
@@ -73,6 +85,20 @@ function(coda_tests)
       add_test(NAME ${folder} COMMAND coda_${folder}_tests)
     endif()
   endforeach()
+endfunction()
+
+# coda_outside_test(): installs into the build folder, builds examples/outside_project against that
+# with nothing but find_package(coda), and runs it. Sanitized libraries need a sanitized program.
+function(coda_outside_test)
+  set(flags)
+  if(CODA_SANITIZE)
+    set(flags "-DFLAGS=-fsanitize=address,undefined")
+  endif()
+  add_test(NAME outside_project
+           COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR}
+                   -DSOURCE=${PROJECT_SOURCE_DIR}/examples/outside_project
+                   -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER} ${flags}
+                   -P ${PROJECT_SOURCE_DIR}/cmake/outside_test.cmake)
 endfunction()
 
 # coda_examples(): every examples/NN_name.cpp is a program of its own, built and run by the tests.

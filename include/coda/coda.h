@@ -13,4 +13,5 @@
 #include "coda/program.h"
 #include "coda/program_builder.h"
 #include "coda/tensor.h"
+#include "coda/trainer.h"
 #include "coda/version.h"

@@ -52,7 +52,8 @@ const std::map<std::string, std::string> kOwnedLibraries = {
 /// under src/ may include it.
 const std::map<std::string, std::string> kPublicHeaders = {
     {"coda/error.h", "base"},     {"coda/version.h", "base"}, {"coda/compile.h", "plan"},
-    {"coda/explain.h", "plan"},   {"coda/op.h", "ops"},       {"coda/program.h", "ir"},
+    {"coda/explain.h", "plan"},
+                                                           {"coda/trainer.h", "train"},   {"coda/op.h", "ops"},       {"coda/program.h", "ir"},
     {"coda/coda.h", "everything"}};
 
 bool starts_with(const std::string& text, const std::string& prefix) {
