@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "backend/cpu/harness.h"
 #include "backend/cuda/cubin.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/program_gemm.h"
@@ -93,6 +94,21 @@ TEST(EpilogueCompile, EveryConfigurationWithTheHeaviestEpilogue) {
     sources.push_back(heaviest->plain_source(launch));
   }
   expect_compile(sources);
+}
+
+TEST(EpilogueCompile, WhatNoFragmentHolds) {
+  if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
+  testing::Make make("odd", Form::gemm, 18);
+  const auto acc = make.gemm_nt(8, {18}, DType::bf16);
+  const auto first = make.split(Op::first_of_pair, acc, PairLayout::halves, 6);
+  const auto second = make.split(Op::second_of_pair, acc, PairLayout::halves, 6);
+  make.store("joined", make.join(second, first, PairLayout::halves, 6), DType::bf16);
+  make.store("sums", make.segment(Op::segment_sum, acc, 3));
+  make.partial("lse", Op::lse, {first});
+  make.partial("columns", Op::col_sum, {second});
+  const ProgramGemm program(std::make_shared<Program>(make.program));
+  ASSERT_NE(program.product(), nullptr);
+  expect_compile({general_source(program.program(), program.plan())});
 }
 
 }  // namespace
