@@ -175,6 +175,32 @@ void place_teams(coda_device::Schedule& s, int cluster) {
   s.team_tiles = std::max(0, s.whole_tiles - waves * others);
 }
 
+/// The tensor cores round every 16 terms of a sum towards zero. With a few hundred terms that is
+/// all the error an fp32 C has, and more than cuBLAS's kernels for small products make, which sum
+/// in slices. So a small product is computed in two halves of K, the second added to the first
+/// (rounded to nearest): about 0.6 times the error. Returns the K of the first half; all of K if it
+/// stays whole.
+std::int64_t first_half(const GemmShape& s, const GemmOperands& o) {
+  constexpr std::int64_t kSmall = 1 << 20, kMostK = 1024;
+  const bool halve = s.output == DType::f32 && !s.accumulate && o.b.size() == 1 &&
+                     s.m * s.n <= kSmall && s.k > kTileK && s.k <= kMostK;
+  return halve ? ceil_div(s.k, kTileK) / 2 * kTileK : s.k;
+}
+
+std::pair<GemmOperands, GemmOperands> cut_along_k(const GemmShape& s, const GemmOperands& o,
+                                                  std::int64_t first) {
+  GemmOperands begin = o, end = o;
+  const std::int64_t element = size_of(s.operand);
+  const auto cut = [&](MatrixBlock& head, MatrixBlock& tail, Major major) {
+    (major == Major::k ? head.columns : head.rows) = first;
+    (major == Major::k ? tail.columns : tail.rows) = s.k - first;
+    tail.pointer += (major == Major::k ? first : first * tail.stride) * element;
+  };
+  cut(begin.a, end.a, s.a);
+  cut(begin.b[0], end.b[0], s.b);
+  return {begin, end};
+}
+
 }  // namespace
 
 // ---- Workspace
@@ -240,6 +266,18 @@ Gemm::Gemm(const GemmShape& shape, const GemmOperands& operands, const GemmWorks
     return;
   }
   config_ = config ? config : &choose_config(shape, Device::get().sm_count());
+  const std::int64_t first = first_half(shape, operands);
+  if (first < shape.k) {
+    const auto [begin, end] = cut_along_k(shape, operands, first);
+    GemmShape rest = shape;
+    rest.k = shape.k - first;
+    rest.accumulate = true;
+    second_half_ = std::make_shared<Gemm>(rest, end, workspace, config_);
+    GemmShape half = shape;
+    half.k = first;
+    prepare_mainloop(half, begin, workspace);
+    return;
+  }
   prepare_mainloop(shape, operands, workspace);
 }
 
@@ -252,10 +290,11 @@ void deal_tiles(coda_device::Schedule& s, const GemmConfig& c, int max_workers,
   s.whole_tiles = static_cast<int>(split.whole_tiles);
   s.split_tiles = static_cast<int>(split.split_tiles);
   s.split_workers = split.split_workers;
-  // About 2048 columns of B stay in L2 while the rows of A pass by; whole teams.
+  // About 2048 columns of B (rows of A) stay in L2 while the other operand passes by; whole teams.
   constexpr int kTeam = coda_device::kTeam;
-  constexpr int kGroupColumns = 2048;
-  s.group = std::max<int>(1, kGroupColumns / (c.tile_n * c.cluster_n) / kTeam) * kTeam;
+  constexpr int kGroupExtent = 2048;
+  const int extent = c.teams_down() ? c.tile_m() * c.cluster_m : c.tile_n * c.cluster_n;
+  s.group = std::max<int>(1, kGroupExtent / extent / kTeam) * kTeam;
   // A tile leaves in four steps; spread them, but finish within the next tile's k-blocks.
   s.flush_period = std::clamp(s.k_blocks / 4, 1, 4);
   s.claims = workspace.claims();
@@ -265,7 +304,7 @@ void deal_tiles(coda_device::Schedule& s, const GemmConfig& c, int max_workers,
   s.team_workers = s.workers;
   s.team_tiles = s.whole_tiles;
   // Teams need every cluster of the chip, since a claim may name any: worth it if most have work.
-  if (4 * s.workers >= 3 * max_workers && max_workers >= coda_device::kTeam) {
+  if (4 * s.workers >= 3 * max_workers && max_workers >= kTeam) {
     s.workers = max_workers;
     place_teams(s, c.cluster());
   }
@@ -355,6 +394,7 @@ void Gemm::launch(const Stream& stream) const {
     kernel_.launch(stream, grid_, kThreads, config_->cluster(),
                    {pointer(operand_params_), pointer(store_params_), pointer(schedule_)});
   }
+  if (second_half_) second_half_->launch(stream);
   for (const auto& p : plain_params_) {
     constexpr unsigned kTile = 64;  // plain_gemm.cuh
     const std::int64_t grid = ceil_div(p.m, kTile) * ceil_div(p.n, kTile);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "backend/cuda/device/params.cuh"
@@ -41,7 +42,7 @@ class GemmWorkspace {
   DeviceBuffer partials_;
 };
 
-/// For kernels with generated epilogues (program_gemm.h).
+/// For kernels with other epilogues than the one that stores C.
 /// A tensor map of boxes of 128 bytes by box_rows with 128-byte swizzle.
 coda_device::TensorMap encode_operand(const MatrixBlock& block, DType dtype, int box_rows);
 /// Fills what says how workers share the tiles, from tiles_m, tiles_n and k_blocks. Launch
@@ -75,6 +76,7 @@ class Gemm {
   const GemmConfig* config_ = nullptr;
   Kernel kernel_;
   unsigned grid_ = 0;
+  std::shared_ptr<const Gemm> second_half_;  ///< of K, launched after this one
   coda_device::OperandParams operand_params_{};
   coda_device::StoreParams store_params_{};
   coda_device::Schedule schedule_{};

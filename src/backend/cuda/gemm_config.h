@@ -41,13 +41,16 @@ struct GemmConfig {
 
   int tile_m() const { return 64 * wg_blocks * (ping_pong ? 1 : 2); }
   int cluster() const { return cluster_m * cluster_n; }
+  /// Teams of clusters take neighbouring tiles of a column (else of a row): they share the operand
+  /// that multicast does not cover; without clusters, the larger one.
+  bool teams_down() const { return cluster_n > 1 || (cluster() == 1 && tile_n > tile_m()); }
   unsigned shared_bytes() const;
 };
 
 /// All candidates, the one table that heuristic, tuner, benchmark and tests go through.
 const std::vector<GemmConfig>& gemm_candidates();
 /// Changes whenever the table or the kernel changes what a tuning result means.
-inline constexpr int kCandidateVersion = 1;
+inline constexpr int kCandidateVersion = 2;
 
 /// The candidate of that name. Throws UsageError that lists the names.
 const GemmConfig& gemm_candidate(const std::string& name);

@@ -50,17 +50,22 @@ std::string wgmma_function(int n, DType operand, Major a, Major b) {
     placeholders += fmt::format("{}%{}", separator, i);
     operands += fmt::format("{}\"+f\"(d[{}])", separator, i);
   }
+  // The high word of a descriptor: 1024 bytes from one group of eight 128-byte rows to the next,
+  // 128-byte swizzle.
+  constexpr unsigned kHighWord = (1024 >> 4) | 1u << 30;
   return fmt::format(
       "/// d = a b (+ d if add): d[4 j + 2 h + e] is row lane / 4 + 8 h of the warp's 16, column\n"
-      "/// 8 j + 2 (lane % 4) + e.\n"
-      "__device__ __forceinline__ void wgmma_multiply(float (&d)[{}], unsigned long long a,\n"
-      "    unsigned long long b, int add) {{\n"
-      "  asm volatile(\"{{ .reg .pred p; setp.ne.b32 p, %{}, 0;\\n\"\n"
-      "    \"wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{} {{{}}}, %{}, %{}, p, 1, 1, {}, {}; "
+      "/// 8 j + 2 (lane % 4) + e. a, b: low words of descriptors of shared memory.\n"
+      "__device__ __forceinline__ void wgmma_multiply(float (&d)[{0}], unsigned a, unsigned b,\n"
+      "                                               int add) {{\n"
+      "  asm volatile(\"{{ .reg .pred p; .reg .b32 high; .reg .b64 x, y;\\n\"\n"
+      "    \"setp.ne.b32 p, %{1}, 0; mov.b32 high, {2}; mov.b64 x, {{%{3}, high}};\\n\"\n"
+      "    \"mov.b64 y, {{%{4}, high}};\\n\"\n"
+      "    \"wgmma.mma_async.sync.aligned.m64n{5}k16.f32.{6}.{6} {{{7}}}, x, y, p, 1, 1, {8}, {9}; "
       "}}\"\n"
-      "    : {} : \"l\"(a), \"l\"(b), \"r\"(add));\n}}\n",
-      registers, registers + 2, n, name_of(operand), name_of(operand), placeholders, registers,
-      registers + 1, a == Major::mn ? 1 : 0, b == Major::mn ? 1 : 0, operands);
+      "    : {10} : \"r\"(a), \"r\"(b), \"r\"(add));\n}}\n",
+      registers, registers + 2, kHighWord, registers, registers + 1, n, name_of(operand),
+      placeholders, a == Major::mn ? 1 : 0, b == Major::mn ? 1 : 0, operands);
 }
 
 std::string prelude(const GemmConfig& config, const GemmVariant& variant, bool wgmma = true) {
@@ -88,6 +93,7 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant, bool w
   number("kPartsN", variant.parts_n);
   flag("kPaired", variant.paired);
   number("kSharedLimit", 232448);  // of sm_90, a CTA
+  flag("kTeamsDown", config.teams_down());
   flag("kPingPong", config.ping_pong);
   flag("kSplitTail", config.split_tail);
   flag("kAccumulate", variant.accumulate);

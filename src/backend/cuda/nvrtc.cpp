@@ -1,6 +1,7 @@
 #include "backend/cuda/nvrtc.h"
 
 #include <dlfcn.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -69,6 +70,12 @@ std::string first_error(const std::string& log) {
   return log.substr(first, log.find('\n', at) - first);
 }
 
+double thread_cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 }  // namespace
 
 struct NvrtcLoader {
@@ -127,6 +134,7 @@ const char* Nvrtc::flags() { return "sm_90a c++17"; }
 
 Compilation Nvrtc::compile(const std::string& name, const std::string& source) const {
   const auto start = std::chrono::steady_clock::now();
+  const double cpu_start = thread_cpu_seconds();
   Program program = nullptr;
   const std::string file = name + ".cu";
   int result = api.create_program(&program, source.c_str(), file.c_str(), 0, nullptr, nullptr);
@@ -153,6 +161,7 @@ Compilation Nvrtc::compile(const std::string& name, const std::string& source) c
   api.destroy_program(&program);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   compiled.seconds = taken.count();
+  compiled.cpu_seconds = thread_cpu_seconds() - cpu_start;
   return compiled;
 }
 

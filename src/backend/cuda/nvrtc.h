@@ -7,8 +7,9 @@ namespace coda::cuda {
 
 struct Compilation {
   std::string cubin;
-  std::string log;  ///< the compiler's messages
-  double seconds = 0;
+  std::string log;         ///< the compiler's messages
+  double seconds = 0;      ///< on the clock: longer when many compile at once
+  double cpu_seconds = 0;  ///< of this thread
 };
 
 /// The compiler. Thread-safe: NVRTC compiles several programs at once.

@@ -9,6 +9,17 @@
 
 namespace coda_device {
 
+template <bool kFirst, class First, class Second>
+struct SelectType {
+  using Type = First;
+};
+template <class First, class Second>
+struct SelectType<false, First, Second> {
+  using Type = Second;
+};
+template <bool kFirst, class First, class Second>
+using Select = typename SelectType<kFirst, First, Second>::Type;
+
 class Epilogue {
  public:
   using Params = StoreParams;
@@ -80,6 +91,7 @@ class Epilogue {
 
  private:
   static constexpr bool kWide = kOutput == Type::f32;
+  using Element = Select<kWide, float, u16>;
   static constexpr int kChunk = kWide ? 32 : 64;   // columns of a staging buffer: 128 bytes
   static constexpr int kChunksAcross = kTileN / kChunk;
   static constexpr int kSteps = kDeferred ? kWgBlocks * kChunksAcross : 0;
@@ -147,36 +159,36 @@ class Epilogue {
 
   CODA_DEVICE void store_direct(Accumulators& acc, const Tile& tile) {
     const int rows = p_.rows[tile.c_block];
-    const int columns = p_.columns[tile.c_block];
-    const long long stride = p_.row_stride[tile.c_block];
+    const int first = tile.c_column + (lane_ & 3) * 2;      // this thread's first column
+    const int width = p_.columns[tile.c_block] - first;     // columns from there to the edge
 #pragma unroll
     for (int i = 0; i < kWgBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = tile.c_row + warp_row_ + i * 64 + lane_ / 4 + half * 8;
         if (row >= rows) continue;
-        const long long start = row * stride;
+        Element* c = static_cast<Element*>(p_.pointer[tile.c_block]) +
+                     row * p_.row_stride[tile.c_block] + first;
 #pragma unroll
         for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int column = tile.c_column + 8 * j + (lane_ & 3) * 2 + e;
-            if (column < columns) {
-              store_element(p_.pointer[tile.c_block], start + column, acc[i][4 * j + 2 * half + e]);
-            }
+            if (8 * j + e < width) store_element(c + 8 * j + e, acc[i][4 * j + 2 * half + e]);
           }
         }
       }
     }
   }
 
-  static CODA_DEVICE void store_element(void* pointer, long long index, float value) {
-    if constexpr (kWide) {
-      float* c = static_cast<float*>(pointer) + index;
-      *c = kAccumulate ? *c + value : value;
+  static CODA_DEVICE void store_element(float* c, float value) {
+    if constexpr (kAccumulate) {
+      reduce_add(c, value);
     } else {
-      static_cast<u16*>(pointer)[index] = static_cast<u16>(pack(value, 0.0f));
+      *c = value;
     }
+  }
+  static CODA_DEVICE void store_element(u16* c, float value) {
+    *c = static_cast<u16>(pack(value, 0.0f));
   }
 
   CODA_DEVICE u32 unit_address(u32 buffer, int unit) const {

@@ -115,19 +115,17 @@ CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& ep
 
 // ---- Multiplying
 
-/// wgmma's view of an operand tile at a shared-memory address: 128-byte swizzle; 1024 bytes from
-/// one group of eight 128-byte rows to the next; for M/N-major, 8192 bytes to the next 64 of M or N.
-/// Only the low 18 bits of the address count: in a cluster the upper ones hold the CTA's rank.
+/// wgmma's view of an operand tile at a shared-memory address: the low word of its descriptor; the
+/// high word is a constant (wgmma_multiply). M/N-major: 8192 bytes to the next 64 of M or N. Only
+/// the low 18 bits of the address count: in a cluster the upper ones hold the CTA's rank.
 template <Major kMajor>
-CODA_DEVICE u64 describe(u32 address) {
-  constexpr u64 kLeading = kMajor == Major::k ? 1 : 8192 >> 4;
-  constexpr u64 kStride = 1024 >> 4;
-  constexpr u64 kSwizzle128 = 1;
-  return ((address & 0x3ffff) >> 4) | kLeading << 16 | kStride << 32 | kSwizzle128 << 62;
+CODA_DEVICE u32 describe(u32 address) {
+  constexpr u32 kLeading = kMajor == Major::k ? 1 : 8192 >> 4;
+  return ((address & 0x3ffff) >> 4) | kLeading << 16;
 }
 /// Descriptor units (16 bytes) from one k16 slice to the next.
 template <Major kMajor>
-constexpr u64 kSliceStep = (kMajor == Major::k ? 32 : 2048) >> 4;
+constexpr u32 kSliceStep = (kMajor == Major::k ? 32 : 2048) >> 4;
 
 CODA_DEVICE void pin(Accumulators& acc) {
 #pragma unroll
@@ -139,8 +137,8 @@ CODA_DEVICE void pin(Accumulators& acc) {
 
 /// Issues the wgmmas of one ring stage. `fresh`: the first of a tile, overwrite the accumulators.
 CODA_DEVICE void multiply_stage(Accumulators& acc, u32 a, u32 b, bool fresh) {
-  const u64 a_tile = describe<kMajorA>(a);
-  const u64 b_tile = describe<kMajorB>(b);
+  const u32 a_tile = describe<kMajorA>(a);
+  const u32 b_tile = describe<kMajorB>(b);
 #pragma unroll
   for (int slice = 0; slice < kTileK / 16; ++slice) {
 #pragma unroll
@@ -337,6 +335,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kClusterSize > 1) cluster_arrive();
   Claim claim{0, 0};
   if (threadIdx.x == 0) {
+    PendingClaim pending{0, 0, 0};
+    if (rank == 0) pending = begin_claim(schedule);
     prefetch_tensor_map(&operands.a);
     prefetch_tensor_map(&operands.b[0]);
     for (int stage = 0; stage < kStages; ++stage) {
@@ -344,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(shared.empty(stage), kReleases);
     }
     mbarrier_init_fence();
-    if (rank == 0) claim = claim_work(schedule);
+    if (rank == 0) claim = complete_claim(schedule, pending);
   }
   if constexpr (kClusterSize > 1) {
     __syncwarp();
@@ -370,6 +370,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     set_max_registers_down<kProducerRegisters>();
     if (threadIdx.x < 32) {
       if (threadIdx.x == 0) produce(operands, epilogue, schedule, shared, claim, rank);
+      __syncwarp();
+    } else if (threadIdx.x < 64) {
+      if (threadIdx.x == 32 && rank == 0) retire_claim(schedule);
       __syncwarp();
     }
   } else {

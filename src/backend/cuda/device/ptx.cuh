@@ -164,6 +164,11 @@ CODA_DEVICE void load_matrix_x4(u32 address, u32& r0, u32& r1, u32& r2, u32& r3)
                : "r"(address)
                : "memory");
 }
+CODA_DEVICE u32 load_shared_u32(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 CODA_DEVICE void store_shared_v2(u32 address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
@@ -232,6 +237,11 @@ CODA_DEVICE u32 load_global_once(const u16* address) {
   u32 value;
   asm("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
+}
+
+/// *address += value. fp32 subnormals may be flushed to zero.
+CODA_DEVICE void reduce_add(float* address, float value) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 CODA_DEVICE u32 load_acquire(const u32* address) {
   u32 value;

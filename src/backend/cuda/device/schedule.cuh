@@ -1,6 +1,6 @@
 // Who computes what, in which order. A worker is a cluster. Each runs
 //   1. whole tiles. Teams of kTeam workers in one GPC take kTeam neighbouring tiles, which share rows
-//      of A while they are on the way from L2; workers left over take single tiles;
+//      of A (or of B) while they are on the way from L2; workers left over take single tiles;
 //   2. its share of the split tiles (kSplitTail): the tiles that would fill only part of a last wave
 //      are cut along k into equal runs of k-blocks. They come last: done first, handing over would
 //      hide, but teams would start out of step and share less.
@@ -33,33 +33,42 @@ struct Claim {
   int worker;   ///< its place in a team: its whole tiles
 };
 
-/// Call from one thread of the cluster. Every id is claimed exactly once wherever the hardware placed
-/// the clusters: a GPC group that is full sends us on to the next, and sizes add up to the clusters.
-/// Shares of split tiles go by arrival, so that at any time those running are a prefix; then the
-/// owner of a split tile never waits behind workers that cannot start (docs/cuda.md).
-CODA_DEVICE Claim claim_work(const Schedule& s) {
-  Claim claim;
-  if (s.claim_groups == 0) {
-    claim.ticket = atomic_add(&s.claims[kMaxGroups], 1);
-    claim.worker = claim.ticket;
-  } else {
-    claim.ticket = kSplitTail ? atomic_add(&s.claims[kMaxGroups], 1) : 0;
+/// A claim on its way: atomics asked for, answers not yet looked at.
+struct PendingClaim {
+  int ticket;
+  int group;
+  int place;
+};
+
+/// Call from one thread of the cluster, then complete_claim; what is done between hides the way to
+/// L2 and back, which every kernel would else begin with. Every id is claimed exactly once wherever
+/// the hardware placed the clusters: a GPC group that is full sends us on to the next, and sizes add
+/// up to the clusters. Shares of split tiles go by arrival, so that at any time those running are a
+/// prefix; then the owner of a split tile never waits behind workers that cannot start (docs/cuda.md).
+CODA_DEVICE PendingClaim begin_claim(const Schedule& s) {
+  PendingClaim pending{0, 0, 0};
+  if (kSplitTail || s.claim_groups == 0) pending.ticket = atomic_add(&s.claims[kMaxGroups], 1);
+  if (s.claim_groups > 0) {
     const u32 sm = sm_id();
-    int group = sm < kMaxSms ? s.sm_group[sm] : 0;
-    for (;;) {
-      const int place = atomic_add(&s.claims[group], 1);
-      if (place < s.group_size[group]) {
-        claim.worker = s.worker_at[s.group_first[group] + place];
-        break;
-      }
-      group = group + 1 < s.claim_groups ? group + 1 : 0;
-    }
+    pending.group = sm < kMaxSms ? s.sm_group[sm] : 0;
+    pending.place = atomic_add(&s.claims[pending.group], 1);
   }
-  // The last to claim puts the counters back to zero for the next launch on this stream.
+  return pending;
+}
+CODA_DEVICE Claim complete_claim(const Schedule& s, PendingClaim pending) {
+  if (s.claim_groups == 0) return {pending.ticket, pending.ticket};
+  while (pending.place >= s.group_size[pending.group]) {
+    pending.group = pending.group + 1 < s.claim_groups ? pending.group + 1 : 0;
+    pending.place = atomic_add(&s.claims[pending.group], 1);
+  }
+  return {pending.ticket, s.worker_at[s.group_first[pending.group] + pending.place]};
+}
+/// Call from any one thread of the cluster once its claim is complete. The last to do so puts the
+/// counters back to zero for the next launch on this stream.
+CODA_DEVICE void retire_claim(const Schedule& s) {
   if (atomic_add_ordered(&s.claims[kMaxGroups + 1], 1) + 1 == s.workers) {
     for (int i = 0; i < kMaxGroups + 2; ++i) s.claims[i] = 0;
   }
-  return claim;
 }
 
 /// Hands out a worker's segments: whole tiles, then its share of the split tiles.
@@ -133,17 +142,22 @@ CODA_DEVICE int block_of(const BlockAxis& axis, int index) {
   return block;
 }
 
-/// The tile at a place in the order: column groups of `group` tiles one after the other; in a group,
-/// row by row. Where `group` is a multiple of kTeam, a team's tiles lie side by side and share their
-/// rows of A (2 x 4 and 4 x 2 tiles moved more through L2; docs/performance-log.md, version 4).
+/// The tile at a place in the order: groups of `group` columns of tiles one after the other; in a
+/// group, row by row. Where `group` is a multiple of kTeam, a team's tiles lie side by side and share
+/// their rows of A. With kTeamsDown, rows and columns change places, and a team shares B. (2 x 4 and
+/// 4 x 2 tiles moved more through L2; docs/performance-log.md, version 3.)
 CODA_DEVICE Tile decode_tile(const Schedule& s, int place, int rank) {
-  const int per_group = s.group * s.tiles_m;
+  const int across = kTeamsDown ? s.tiles_m : s.tiles_n;
+  const int along = kTeamsDown ? s.tiles_n : s.tiles_m;
+  const int per_group = s.group * along;
   const int group = place / per_group;
   const int first = group * s.group;
-  const int width = min(s.group, s.tiles_n - first);
+  const int width = min(s.group, across - first);
   const int rest = place - group * per_group;
-  const int tile_m = rest / width;
-  const int tile_n = first + rest - tile_m * width;
+  const int line = rest / width;
+  const int in_line = first + rest - line * width;
+  const int tile_m = kTeamsDown ? in_line : line;
+  const int tile_n = kTeamsDown ? line : in_line;
 
   Tile tile;
   const int block_m = block_of<kBlocksM>(s.axis_m, tile_m);
