@@ -49,7 +49,11 @@ HWY_INLINE VF load(const hwy::float16_t* p) {
 }
 inline float get(const float* p) { return *p; }
 inline float get(const hwy::bfloat16_t* p) { return f32_from_bf16(p->bits); }
-inline float get(const hwy::float16_t* p) { return f32_from_f16(p->bits); }
+inline float get(const hwy::float16_t* p) {
+  std::uint16_t bits;  // float16_t is a number of the compiler's where that has one
+  std::memcpy(&bits, p, sizeof bits);
+  return f32_from_f16(bits);
+}
 
 template <class T>
 void copy_elements(const T* src, std::int64_t n, float scale, float* dst) {

@@ -8,7 +8,8 @@
 #include "base/check.h"
 
 // Instruction sets whose code would differ from a neighbour's by little are not built.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/cached_attention.cpp"
 #include <hwy/foreach_target.h>
