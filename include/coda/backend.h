@@ -34,6 +34,9 @@ class Session {
   /// What a plan-owned buffer holds after a run; for tests and `coda explain`. Memory of the
   /// backend's.
   virtual TensorView buffer(std::string_view name) const = 0;
+
+  /// Seconds spent in each of the phase's steps in all runs so far; empty where nobody measures.
+  virtual std::span<const double> step_seconds(Phase) const { return {}; }
 };
 
 /// One weight tensor as AdamW sees it, all in the backend's memory. `rounded`: the copy in 16 bits

@@ -1,5 +1,9 @@
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
+#include <ctime>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -13,10 +17,12 @@ namespace {
 struct BenchCommand {
   BlockOptions block;
   double seconds = 2.0;
+  bool from_stdin = false;
   DeviceOptions device;
   Printer output;
 
   int run() const;
+  int run_on_lines(Backend& backend) const;
 };
 
 /// One way to run the block, and how long each phase took each time.
@@ -51,16 +57,56 @@ Cost cost_of_phase(const Plan& plan, Phase phase, std::int64_t tokens) {
   return total;
 }
 
+double processor_seconds() {
+  return static_cast<double>(std::clock()) / static_cast<double>(CLOCKS_PER_SEC);
+}
+
+double resident_mebibytes() {
+  rusage u;
+  getrusage(RUSAGE_SELF, &u);
+  return static_cast<double>(u.ru_maxrss) / 1024;
+}
+
+/// The fused plan, forward and backward, once for each line of standard input.
+int BenchCommand::run_on_lines(Backend& backend) const {
+  const auto plan = block.compile_plan(true);
+  BlockMemory memory(*plan, block.tokens, block.sizes, false);
+  const double before = resident_mebibytes();
+  const auto session = backend.prepare(plan, block.tokens);
+  memory.bind(*session, backend);
+  const auto run_once = [&] {
+    const double forward = timed_run(backend, *session, Phase::forward, block.tokens);
+    return std::pair(forward, timed_run(backend, *session, Phase::backward, block.tokens));
+  };
+  run_once();
+  output.object({{"ready", true}});
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    const double start = processor_seconds();
+    const auto [forward, backward] = run_once();
+    output.object({{"seconds", forward + backward},
+                   {"forward_seconds", forward},
+                   {"processor_seconds", processor_seconds() - start}});
+    std::fflush(stdout);
+  }
+  // Beyond inputs and outputs; the process's code and tables count too.
+  output.object({{"peak_mebibytes", resident_mebibytes()},
+                 {"extra_mebibytes", resident_mebibytes() - before}});
+  return 0;
+}
+
 int BenchCommand::run() const {
   if (block.block.empty()) {
     throw_error<UsageError>(
-        "bench: expected llama-layer, llama-head, gemm or generate, got nothing.");
+        "bench: expected llama-layer, llama-head, attention, gemm, train or generate, got "
+        "nothing.");
   }
   if (!(seconds > 0.0 && seconds <= 3600.0)) {
     throw_error<UsageError>("--seconds: expected a number above 0 and at most 3600, got {}.",
                             seconds);
   }
   const auto backend = device.make();
+  if (from_stdin) return run_on_lines(*backend);
   std::vector<Candidate> candidates;
   for (const bool fuse : {true, false}) {
     Candidate c{fuse ? "fused" : "unfused", block.compile_plan(fuse), nullptr, nullptr, {}, {}};
@@ -107,7 +153,9 @@ int BenchCommand::run() const {
 
 Command add_bench(CLI::App& app) {
   CLI::App* sub = app.add_subcommand(
-      "bench", "Time a compiled block, fused and unfused in turns, the Hopper GEMM, or generation");
+      "bench",
+      "Time a compiled block, fused and unfused in turns, training steps, generation, or the "
+      "Hopper GEMM");
   auto c = std::make_shared<BenchCommand>();
   c->block.sizes.d_model = 512;
   c->block.sizes.head_dim = 64;
@@ -117,16 +165,20 @@ Command add_bench(CLI::App& app) {
   c->block.add_options(*sub);
   sub->get_option("block")->required(false);  // not with `bench gemm`
   const Command gemm = add_bench_gemm(*sub), generate = add_bench_generate(*sub);
+  const Command train = add_bench_train(*sub);
   sub->add_option("--seconds", c->seconds, "Run at least so long in all")
       ->group("Output")
       ->capture_default_str();
+  sub->add_flag("--stdin", c->from_stdin,
+                "With --json: the fused plan, one run for each line of standard input")
+      ->group("Output");
   c->device.add_options(*sub);
   c->output.add_option(*sub);
   sub->footer(
       "GFLOP/s count matrix products, GB/s the bytes of the plan (coda explain).\n"
       "Example:\n  coda bench llama-layer --d-model 1024 --threads 1");
-  return {sub, [c, gemm, generate] {
-            for (const Command& command : {gemm, generate})
+  return {sub, [c, gemm, generate, train] {
+            for (const Command& command : {gemm, generate, train})
               if (command.app->parsed()) return command.run();
             return c->run();
           }};

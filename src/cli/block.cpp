@@ -12,12 +12,13 @@ namespace coda {
 namespace {
 
 /// What an input holds: a pure function of its name and the index.
-double input_value(const Buffer& buffer, std::int64_t index, const LlamaBlockSizes& sizes,
-                   const std::vector<float>& freq) {
+double input_value(const Buffer& buffer, std::int64_t index, std::int64_t tokens,
+                   const LlamaBlockSizes& sizes, const std::vector<float>& freq) {
   const CounterRandom random(0, stream_of(buffer.name));
   const auto i = static_cast<std::uint64_t>(index);
   if (buffer.name == "rope_freq") return freq[i];
   if (buffer.name == "positions") return static_cast<double>(index);
+  if (buffer.name == "cu_seqlens") return static_cast<double>(index * tokens);
   if (buffer.name == "targets") {
     return static_cast<double>(random.below(i, static_cast<std::uint64_t>(sizes.vocab)));
   }
@@ -26,6 +27,21 @@ double input_value(const Buffer& buffer, std::int64_t index, const LlamaBlockSiz
   }
   if (buffer.kind == Kind::row) return 1.0 + 0.1 * random.normal(i);
   return random.normal(i);
+}
+
+/// Causal attention over one sequence.
+CompileRequest attention_block(Graph& graph, const LlamaBlockSizes& s) {
+  const std::int64_t heads = s.d_model / s.head_dim;
+  const std::int64_t kv_heads = s.n_kv_heads > 0 ? s.n_kv_heads : heads;
+  const Tensor q = graph.tile("q", s.d_model, s.dtype);
+  const Tensor k = graph.tile("k", kv_heads * s.head_dim, s.dtype);
+  const Tensor v = graph.tile("v", kv_heads * s.head_dim, s.dtype);
+  const Tensor o = attention(q, k, v, graph.list("cu_seqlens"), heads, kv_heads, s.head_dim,
+                             1.0 / std::sqrt(static_cast<double>(s.head_dim)));
+  CompileRequest request;
+  request.outputs = {{"o", o, graph.tile("d_o", s.d_model, s.dtype), true}};
+  request.wrt = {q, k, v};
+  return request;
 }
 
 HostTensor widened(const HostTensor& tensor) {
@@ -41,7 +57,8 @@ void BlockOptions::add_options(CLI::App& app) {
     app.add_option(name, value, text)->group(group)->capture_default_str();
   };
   app.add_option("block", block,
-                 "llama-layer (from one attention to the next) or llama-head (cross-entropy)")
+                 "llama-layer (from one attention to the next), llama-head (cross-entropy) or "
+                 "attention (causal, one sequence)")
       ->required();
   option("Sizes", "--tokens", tokens, "Rows");
   option("Sizes", "--d-model", sizes.d_model, "Width");
@@ -70,8 +87,11 @@ std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
     request = llama_layer_block(graph, with_dtype);
   } else if (block == "llama-head") {
     request = llama_head_block(graph, with_dtype);
+  } else if (block == "attention") {
+    request = attention_block(graph, with_dtype);
   } else {
-    throw_error<UsageError>("block: expected llama-layer or llama-head, got \"{}\".", block);
+    throw_error<UsageError>("block: expected llama-layer, llama-head or attention, got \"{}\".",
+                            block);
   }
   CompileOptions options;
   options.dtype = options.output_dtype = options.weight_grad_dtype = with_dtype.dtype;
@@ -86,11 +106,12 @@ BlockMemory::BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlock
   const std::vector<float> freq = rope_frequencies(sizes.head_dim, 10000.0);
   for (const Buffer& buffer : plan.buffers) {
     if (buffer.role != Role::input && buffer.role != Role::output) continue;
-    const Extents extents = extents_of(buffer, tokens);
+    Extents extents = extents_of(buffer, tokens);
+    if (buffer.name == "cu_seqlens") extents = {2, 1};
     HostTensor tensor(buffer.dtype, extents.rows, extents.cols);
     const bool input = buffer.role == Role::input;
     for (std::int64_t i = 0; i < tensor.size(); ++i) {
-      tensor.set(i, input ? input_value(buffer, i, sizes, freq)
+      tensor.set(i, input ? input_value(buffer, i, tokens, sizes, freq)
                           : std::numeric_limits<double>::quiet_NaN());
     }
     if (widen && is_float(buffer.dtype)) tensor = widened(tensor);

@@ -28,6 +28,7 @@ Command add_check(CLI::App& app);
 Command add_bench(CLI::App& app);
 Command add_bench_gemm(CLI::App& bench);
 Command add_bench_generate(CLI::App& bench);
+Command add_bench_train(CLI::App& bench);
 Command add_tokenize(CLI::App& app);
 Command add_info(CLI::App& app);
 

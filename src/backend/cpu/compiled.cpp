@@ -22,7 +22,9 @@ constexpr i64 kTileCols = 768;  ///< accumulator columns of a tile, over all blo
 constexpr i64 kStripCols = 384;
 constexpr i64 kStripFloats = 4096;
 constexpr i64 kTilesPerThread = 4;
-constexpr i64 kEnoughTiles = 16;  ///< oneDNN, whatever the number of threads
+constexpr i64 kEnoughTiles = 16;           ///< oneDNN, whatever the number of threads
+constexpr i64 kPackedRowTiles = 4;         ///< from which on B is packed once for all
+constexpr i64 kMostPacked = i64{2} << 20;  ///< floats; more would be felt in memory
 constexpr std::size_t kMaxBlocks = 64;
 
 std::size_t at(i32 index) { return static_cast<std::size_t>(index); }
@@ -58,6 +60,7 @@ CompiledProgram::CompiledProgram(std::shared_ptr<const Program> program, i64 max
   make_sections();
   choose_tiles();
   choose_gemm(gemm);
+  place_packed(max_tokens);
   measure();
 }
 
@@ -226,6 +229,21 @@ void CompiledProgram::choose_gemm(CpuGemm gemm) {
   onednn_ = make_onednn_gemm(gemm, shape);
 }
 
+/// What many row tiles read is packed once.
+void CompiledProgram::place_packed(i64 max_tokens) {
+  const Gemm& gemm = program_->gemm;
+  if (program_->form != Form::gemm || onednn_) return;
+  const auto size = [&](const Dim& dim) { return resolve(dim, max_tokens); };
+  if (size(program_->rows) < kPackedRowTiles * (gemm.transpose_a ? kRowGranule : kTileRows)) return;
+  const i64 floats = packed_b_floats(size(gemm.k), program_->cols.num);
+  if (floats > kMostPacked) return;
+  for (const Section& section : sections_)
+    for (const AccBlock& block : section.blocks)
+      if (block.col % packed_unit() != 0) return;
+  packed_offset_ = shared_floats_;
+  shared_floats_ += padded(floats);
+}
+
 /// Rows of scratch that a tile of `rows` rows of the accumulator needs.
 i64 CompiledProgram::acc_rows(i64 rows) const {
   return onednn_ ? round_up(rows, OneDnnGemm::kRowStep) : tile_rows(rows);
@@ -297,9 +315,31 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
     return total;
   };
   // oneDNN has kernels for tile_cols only, and may sum in another order in tiles of another size.
-  const i64 enough = onednn_ ? kEnoughTiles : kTilesPerThread * pool.threads();
-  if (count_all() < enough) tile_rows = kRowGranule;
-  while (!onednn_ && count_all() < enough && halvings < 3) ++halvings;
+  const i64 threads = pool.threads();
+  const auto are_enough = [&] {
+    const i64 count = count_all();
+    if (onednn_) return count >= kEnoughTiles;
+    return count >= kTilesPerThread * threads || (count >= 2 * threads && count % threads == 0);
+  };
+  if (!are_enough()) tile_rows = kRowGranule;
+  while (!onednn_ && !are_enough() && halvings < 3) ++halvings;
+
+  RunMemory packed = memory;
+  const bool fits = std::all_of(sections_.begin(), sections_.end(), [&](const Section& section) {
+    const i64 cols = tile_cols(section);
+    return cols >= section.width ||
+           std::all_of(section.blocks.begin(), section.blocks.end(),
+                       [&](const AccBlock& b) { return cols / b.scale % packed_unit() == 0; });
+  });
+  if (packed_offset_ >= 0 && fits && memory.rows > kTileRows) {
+    float* whole = memory.vectors + packed_offset_;
+    TensorView b[kMaxBlocks];
+    const Factors factors = factors_of(memory, b);
+    const i64 n = program_->cols.num;
+    pool.parallel_for(pack_b_parts(factors.k, n),
+                      [&](i64 part, int) { pack_b(factors, n, part, whole); });
+    packed.packed_b = whole;
+  }
   pool.parallel_for(count_all(), [&](i64 index, int thread) {
     std::size_t s = 0;
     while (index >= count_tiles(sections_[s])) index -= count_tiles(sections_[s++]);
@@ -307,22 +347,30 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
     const i64 row_tiles = divide_up(rows_of(section), tile_rows);
     const i64 row = index % row_tiles * tile_rows;
     const i64 col = index / row_tiles * tile_cols(section);
-    run_tile(memory, section, row, std::min(tile_rows, rows_of(section) - row), col,
+    run_tile(packed, section, row, std::min(tile_rows, rows_of(section) - row), col,
              std::min(tile_cols(section), section.width - col), scratch + thread * stride);
   });
+}
+
+/// The product's operands; `b` has room for kMaxBlocks.
+Factors CompiledProgram::factors_of(const RunMemory& memory, TensorView* b) const {
+  const Gemm& gemm = program_->gemm;
+  internal_check(gemm.b.size() <= kMaxBlocks, "cpu: {}: {} row blocks of B", program_->name,
+                 gemm.b.size());
+  for (std::size_t i = 0; i < gemm.b.size(); ++i) b[i] = memory.operand(gemm.b[i]);
+  const TensorView& a = memory.operand(gemm.a);
+  Factors factors{a, std::span(b, gemm.b.size()), gemm.transpose_a, gemm.transpose_b};
+  factors.k = gemm.transpose_a ? a.rows : a.cols;
+  factors.packed_b = memory.packed_b;
+  factors.packed_cols = program_->cols.num;
+  return factors;
 }
 
 void CompiledProgram::multiply(const RunMemory& memory, const Section& section, i64 row, i64 rows,
                                i64 col, i64 cols, std::span<float*> acc, std::span<i64> strides,
                                float*& scratch) const {
-  const Gemm& gemm = program_->gemm;
-  const TensorView& a = memory.operand(gemm.a);
   TensorView b[kMaxBlocks];
-  internal_check(gemm.b.size() <= kMaxBlocks, "cpu: {}: {} row blocks of B", program_->name,
-                 gemm.b.size());
-  for (std::size_t i = 0; i < gemm.b.size(); ++i) b[i] = memory.operand(gemm.b[i]);
-  const Factors factors{a, std::span(b, gemm.b.size()), gemm.transpose_a, gemm.transpose_b,
-                        gemm.transpose_a ? a.rows : a.cols};
+  const Factors factors = factors_of(memory, b);
   float* packing = scratch;
   for (std::size_t i = 0; i < section.blocks.size(); ++i) {
     const AccBlock& block = section.blocks[i];

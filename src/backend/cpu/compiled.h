@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/onednn_gemm.h"
 #include "backend/cpu/strip.h"
@@ -55,12 +56,14 @@ class CompiledProgram {
   void choose_tiles();
   void choose_gemm(CpuGemm gemm);
   std::int64_t acc_rows(std::int64_t rows) const;
+  void place_packed(std::int64_t max_tokens);
   void measure();
 
   void run_gemm(const RunMemory& memory, float* scratch, std::int64_t stride,
                 ThreadPool& pool) const;
   void run_tile(const RunMemory& memory, const Section& section, std::int64_t row,
                 std::int64_t rows, std::int64_t col, std::int64_t cols, float* scratch) const;
+  Factors factors_of(const RunMemory& memory, TensorView* b) const;
   void multiply(const RunMemory& memory, const Section& section, std::int64_t row,
                 std::int64_t rows, std::int64_t col, std::int64_t cols, std::span<float*> acc,
                 std::span<std::int64_t> strides, float*& scratch) const;
@@ -84,6 +87,7 @@ class CompiledProgram {
   std::int64_t local_floats_ = 0;
   std::int64_t reduced_floats_ = 0;
   std::int64_t shared_floats_ = 0;
+  std::int64_t packed_offset_ = -1;  ///< of the packed B in shared memory; -1: none
   std::int64_t thread_floats_ = 0;
 };
 

@@ -64,9 +64,13 @@ void pack_columns(float* y, std::span<const TensorView> matrix, i64 col, i64 n, 
     const BlockRow source = row_of(matrix, k0 + k, col);
     const i64 count = std::min(source.left, depth - k);
     const i64 size = static_cast<i64>(size_of(source.dtype));
-    for (i64 c = 0; c < n; c += width)
+    for (i64 c = 0; c < n; c += width) {
+      // What reaches behind a strip of several blocks would fall on what the next strip has
+      // already.
+      const i64 readable = count == depth ? n - c : std::min(width, n - c);
       kernel.pack_columns(y + c * depth + k * width, width, source.data + c * size, source.stride,
-                          std::min(width, n - c), source.dtype, count);
+                          readable, source.dtype, count);
+    }
     k += count;
   }
 }
@@ -103,22 +107,46 @@ class Prefetch {
   i64 rows_ = 0, width_ = 0, stride_ = 0, at_ = 0, per_step_ = 0;
 };
 
+void pack_strip(const Factors& factors, float* y, i64 col, i64 n, i64 k, i64 depth) {
+  const i64 width = gemm_kernel().cols;
+  if (factors.transpose_b)
+    pack_rows(y, factors.b, col, n, width, k, depth);
+  else
+    pack_columns(y, factors.b, col, n, width, k, depth);
+}
+
+/// Strips of one depth follow one another, depth after depth.
+i64 packed_offset(i64 n, i64 col, i64 k, i64 depth) {
+  return k * round_up(n, gemm_kernel().cols) + col * depth;
+}
+
 /// One block: strip by strip of B, packed into the first-level cache right before it is used.
-void multiply_block(const Factors& factors, const float* packed_a, float* packed_b, i64 rows,
-                    const TileBlock& block, i64 k, i64 depth) {
+/// `packed_a` is null if A's rows from `row` on are read where they lie.
+void multiply_block(const Factors& factors, i64 row, const float* packed_a, float* packed_b,
+                    i64 rows, const TileBlock& block, i64 k, i64 depth) {
   const GemmKernel& kernel = gemm_kernel();
+  const auto multiply = [&](i64 r, i64 c, const float* strip) {
+    float* out = block.c + r * block.stride + c;
+    if (packed_a)
+      return kernel.multiply(depth, packed_a + r * depth, strip, out, block.stride, k > 0);
+    const auto* a = static_cast<const float*>(factors.a.data) + (row + r) * factors.a.stride + k;
+    kernel.multiply_rows(depth, a, factors.a.stride, std::min(rows - r, kernel.rows), strip, out,
+                         block.stride, k > 0);
+  };
   for (i64 c = 0; c < block.n; c += kernel.cols) {
     const i64 n = std::min(kernel.cols, block.n - c);
-    if (factors.transpose_b)
-      pack_rows(packed_b, factors.b, block.col + c, n, kernel.cols, k, depth);
-    else
-      pack_columns(packed_b, factors.b, block.col + c, n, kernel.cols, k, depth);
+    if (factors.packed_b) {
+      const float* strip =
+          factors.packed_b + packed_offset(factors.packed_cols, block.col + c, k, depth);
+      for (i64 r = 0; r < rows; r += kernel.rows) multiply(r, c, strip);
+      continue;
+    }
+    pack_strip(factors, packed_b, block.col + c, n, k, depth);
     Prefetch next(factors, block.col + c + n, std::min(kernel.cols, block.n - c - n), k, depth,
                   (rows + kernel.rows - 1) / kernel.rows);
     for (i64 r = 0; r < rows; r += kernel.rows) {
       next.step();
-      kernel.multiply(depth, packed_a + r * depth, packed_b, block.c + r * block.stride + c,
-                      block.stride, k > 0);
+      multiply(r, c, packed_b);
     }
   }
 }
@@ -162,6 +190,30 @@ i64 a_floats(i64 rows) { return round_up(tile_rows(rows) * kDepth + kPackSlack, 
 
 i64 tile_rows(i64 rows) { return round_up(rows, gemm_kernel().rows); }
 
+i64 packed_unit() { return gemm_kernel().cols; }
+
+i64 packed_b_floats(i64 k, i64 n) { return k * round_up(n, gemm_kernel().cols) + kPackSlack; }
+
+namespace {
+constexpr i64 kStripsPerPart = 8;
+i64 column_parts(i64 n) {
+  const i64 wide = kStripsPerPart * gemm_kernel().cols;
+  return (n + wide - 1) / wide;
+}
+}  // namespace
+
+i64 pack_b_parts(i64 k, i64 n) { return column_parts(n) * ((k + kDepth - 1) / kDepth); }
+
+void pack_b(const Factors& factors, i64 n, i64 part, float* packed) {
+  const i64 width = gemm_kernel().cols;
+  const i64 k = part / column_parts(n) * kDepth;
+  const i64 depth = std::min(kDepth, factors.k - k);
+  const i64 first = part % column_parts(n) * kStripsPerPart * width;
+  for (i64 col = first; col < std::min(n, first + kStripsPerPart * width); col += width)
+    pack_strip(factors, packed + packed_offset(n, col, k, depth), col, std::min(width, n - col), k,
+               depth);
+}
+
 i64 packing_floats(i64 rows) { return a_floats(rows) + kPad * kDepth + kPackSlack; }
 
 void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const TileBlock> blocks,
@@ -169,6 +221,8 @@ void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const Ti
   const i64 height = gemm_kernel().rows;
   float* packed_a = packing;
   float* packed_b = packing + a_floats(rows);
+  const bool in_place = !factors.transpose_a && factors.a.dtype == DType::f32 &&
+                        gemm_kernel().multiply_rows != nullptr;
   if (factors.k == 0)
     for (const TileBlock& block : blocks)
       for (i64 r = 0; r < rows; ++r) std::fill_n(block.c + r * block.stride, padded(block.n), 0.0f);
@@ -183,10 +237,10 @@ void multiply_tile(const Factors& factors, i64 row, i64 rows, std::span<const Ti
     const std::span<const TensorView> a(&factors.a, 1);
     if (factors.transpose_a)
       pack_columns(packed_a, a, row, rows, height, k, depth);
-    else
+    else if (!in_place)
       pack_rows(packed_a, a, row, rows, height, k, depth);
     for (const TileBlock& block : blocks)
-      multiply_block(factors, packed_a, packed_b, rows, block, k, depth);
+      multiply_block(factors, row, in_place ? nullptr : packed_a, packed_b, rows, block, k, depth);
   }
 }
 

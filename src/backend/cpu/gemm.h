@@ -28,6 +28,8 @@ struct Factors {
   bool transpose_a = false;
   bool transpose_b = false;
   std::int64_t k = 0;
+  const float* packed_b = nullptr;  ///< all of op(B), from pack_b; null: packed with every tile
+  std::int64_t packed_cols = 0;     ///< columns of op(B), if packed
 };
 
 /// Columns [col, col + n) of the product, written to c: rows are `stride` apart.
@@ -44,6 +46,14 @@ std::int64_t tile_rows(std::int64_t rows);
 
 /// Floats of packing space for tiles of up to `rows` rows.
 std::int64_t packing_floats(std::int64_t rows);
+
+// Packing op(B) [K, n] once for all tiles of rows. Tiles that use it start at multiples of
+// packed_unit() columns.
+std::int64_t packed_unit();
+std::int64_t packed_b_floats(std::int64_t k, std::int64_t n);
+/// It is done in parts, in any order.
+std::int64_t pack_b_parts(std::int64_t k, std::int64_t n);
+void pack_b(const Factors& factors, std::int64_t n, std::int64_t part, float* packed);
 
 /// Computes rows [row, row + rows) of each block. K = 0 gives zeros. `packing` is 64-byte aligned.
 void multiply_tile(const Factors& factors, std::int64_t row, std::int64_t rows,

@@ -26,7 +26,11 @@ constexpr int kRows = 6, kVectors = 4;
 constexpr int kRows = 6, kVectors = 2;
 #endif
 
-void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride, bool accumulate) {
+/// left(i, r) is A's element (r, i). ahead(i) comes before every kAhead elements of K.
+constexpr i64 kAhead = 16;
+template <class F, class G>
+HWY_INLINE void multiply(i64 k, F left, G ahead, const float* b, float* c, i64 stride,
+                         bool accumulate) {
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
   // The tile of c comes from the second or third level: on its way while the sums build up.
@@ -37,18 +41,21 @@ void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
   }
-  for (i64 i = 0; i < k; ++i) {
-    VF right[kVectors];
-    HWY_UNROLL(4)
-    for (int v = 0; v < kVectors; ++v) right[v] = hn::Load(d, b + v * lanes);
-    HWY_UNROLL(12)
-    for (int r = 0; r < kRows; ++r) {
-      const VF left = hn::Set(d, a[r]);
+  for (i64 start = 0; start < k; start += kAhead) {
+    ahead(start);
+    const i64 end = start + kAhead < k ? start + kAhead : k;
+    for (i64 i = start; i < end; ++i) {
+      VF right[kVectors];
       HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(left, right[v], sum[r][v]);
+      for (int v = 0; v < kVectors; ++v) right[v] = hn::Load(d, b + v * lanes);
+      HWY_UNROLL(12)
+      for (int r = 0; r < kRows; ++r) {
+        const VF factor = hn::Set(d, left(i, r));
+        HWY_UNROLL(4)
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(factor, right[v], sum[r][v]);
+      }
+      b += kVectors * lanes;
     }
-    a += kRows;
-    b += kVectors * lanes;
   }
   HWY_UNROLL(12)
   for (int r = 0; r < kRows; ++r) {
@@ -58,6 +65,25 @@ void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride
       hn::Store(accumulate ? hn::Add(sum[r][v], hn::Load(d, out)) : sum[r][v], d, out);
     }
   }
+}
+
+void multiply_kernel(i64 k, const float* a, const float* b, float* c, i64 stride, bool accumulate) {
+  const auto left = [a](i64 i, int r) { return a[i * kRows + r]; };
+  multiply(
+      k, left, [](i64) {}, b, c, stride, accumulate);
+}
+
+void multiply_rows_kernel(i64 k, const float* a, i64 a_stride, i64 count, const float* b, float* c,
+                          i64 stride, bool accumulate) {
+  const float* rows[kRows];
+  for (int r = 0; r < kRows; ++r) rows[r] = a + (r < count ? r : 0) * a_stride;
+  // Short rows far apart: the hardware does not see the next ones coming.
+  const float* next = a + kRows * a_stride;
+  const auto ahead = [&](i64 i) {
+    for (int r = 0; r < kRows; ++r) hwy::Prefetch(next + r * a_stride + i);
+  };
+  const auto left = [&rows](i64 i, int r) { return rows[r][i]; };
+  multiply(k, left, ahead, b, c, stride, accumulate);
 }
 
 template <class D>
@@ -163,11 +189,12 @@ HWY_INLINE void pack_columns(float* y, i64 width, const T* x, i64 stride, i64 co
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
   const hn::CappedTag<float, 1> one;
-  if (count == width && width % lanes == 0) {
+  if (count >= (width + lanes - 1) / lanes * lanes) {
     for (i64 k = 0; k < depth; ++k, x += stride, y += width)
       for (i64 c = 0; c < width; c += lanes) hn::StoreU(widened(d, x + c, dtype), d, y + c);
     return;
   }
+  count = count < width ? count : width;
   for (i64 k = 0; k < depth; ++k, x += stride, y += width) {
     i64 c = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -246,6 +273,7 @@ GemmKernel make_gemm_kernel() {
           kVectors * static_cast<i64>(hn::Lanes(F32())),
           multiply_kernel,
           multiply_row_kernel,
+          kRows <= 6 ? multiply_rows_kernel : nullptr,
           pack_transposed_kernel,
           pack_columns_kernel};
 }

@@ -22,12 +22,17 @@ struct GemmKernel {
   /// once. What lies `ahead` bytes behind them is fetched into the cache (0: nothing).
   void (*multiply_row)(std::int64_t depth, const float* a, const void* const* b, DType dtype,
                        std::int64_t ahead, float* c, bool accumulate) = nullptr;
+  /// The same from A as it lies in memory, f32 and K along memory: `count` <= rows rows, `a_stride`
+  /// apart; what the others make means nothing. Null where registers for the addresses are few.
+  void (*multiply_rows)(std::int64_t k, const float* a, std::int64_t a_stride, std::int64_t count,
+                        const float* b, float* c, std::int64_t stride, bool accumulate) = nullptr;
   /// Eight rows of `depth` elements, transposed and widened: y[k * width + r] = x[r][k] for r < 8.
   /// If width is less, this reaches into the next k, whose turn comes later.
   void (*pack_transposed)(float* y, std::int64_t width, const void* const* x, DType dtype,
                           std::int64_t depth) = nullptr;
-  /// `depth` rows of `count` <= width elements, `stride` apart, widened: y[k * width + c] =
-  /// x[k * stride + c], zeros behind count.
+  /// `depth` rows of `count` elements, `stride` apart, widened: y[k * width + c] = x[k * stride +
+  /// c] for c < width, zeros from count on. If there are more than width, this may write some of
+  /// them behind each k, where the next k comes later.
   void (*pack_columns)(float* y, std::int64_t width, const void* x, std::int64_t stride,
                        std::int64_t count, DType dtype, std::int64_t depth) = nullptr;
 };

@@ -38,7 +38,8 @@ struct RunMemory {
   std::int64_t tokens = 0;            ///< M
   std::span<const VectorSlot> slots;  ///< per value
   std::span<const AngleTable> tables;
-  float* vectors = nullptr;  ///< shared by all threads
+  float* vectors = nullptr;         ///< shared by all threads
+  const float* packed_b = nullptr;  ///< shared by all threads; null: each tile packs its own
 
   const TensorView& operand(std::int32_t index) const {
     return operands[static_cast<std::size_t>(index)];

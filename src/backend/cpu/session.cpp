@@ -1,6 +1,7 @@
 // Runs plans on the CPU. Everything that a run needs is made ready by prepare(): a run allocates
 // nothing, except what oneDNN does of its own (see onednn_gemm.h).
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "backend/bindings.h"
@@ -31,6 +32,7 @@ class CpuSession final : public Session {
       : bindings_(plan, max_tokens), pool_(std::move(pool)), gemm_(gemm) {
     steps_[0] = compile(plan->forward, max_tokens);
     steps_[1] = compile(plan->backward, max_tokens);
+    for (int i : {0, 1}) seconds_[i].resize(steps_[i].size());
     allocate();
   }
 
@@ -38,17 +40,28 @@ class CpuSession final : public Session {
 
   void run(Phase phase, std::int64_t tokens) override {
     bindings_.begin(phase, tokens);
-    for (CpuStep& step : steps_[phase == Phase::forward ? 0 : 1]) {
+    std::vector<CpuStep>& steps = steps_[index_of(phase)];
+    for (std::size_t index = 0; index < steps.size(); ++index) {
+      CpuStep& step = steps[index];
       for (std::size_t i = 0; i < step.views.size(); ++i)
         step.views[i] = bindings_.view(step.step->slices[i]);
+      const auto start = std::chrono::steady_clock::now();
       run(step, tokens);
+      seconds_[index_of(phase)][index] +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
     bindings_.end(phase);
   }
 
   TensorView buffer(std::string_view name) const override { return bindings_.view(name); }
 
+  std::span<const double> step_seconds(Phase phase) const override {
+    return seconds_[index_of(phase)];
+  }
+
  private:
+  static std::size_t index_of(Phase phase) { return phase == Phase::forward ? 0 : 1; }
+
   std::vector<CpuStep> compile(const std::vector<Step>& steps, std::int64_t max_tokens) {
     std::vector<CpuStep> out;
     for (const Step& step : steps) {
@@ -104,6 +117,7 @@ class CpuSession final : public Session {
   CpuGemm gemm_;
   std::map<const Program*, std::shared_ptr<const CompiledProgram>> compiled_;
   std::vector<CpuStep> steps_[2];
+  std::vector<double> seconds_[2];  ///< per step
   std::int64_t thread_floats_ = 0;
   HostTensor shared_, scratch_, workspace_;
 };

@@ -236,6 +236,11 @@ const Plan& LlamaModel::plan(Use use) {
   return *compiled(use).plan;
 }
 
+std::span<const double> LlamaModel::training_seconds(Phase phase) const {
+  const auto& session = compiled_[static_cast<std::size_t>(Use::training)].session;
+  return session ? session->step_seconds(phase) : std::span<const double>();
+}
+
 Session& LlamaModel::session(Use use) {
   Compiled& c = compiled(use);
   if (c.session) return *c.session;

@@ -109,6 +109,9 @@ class LlamaModel {
   /// Writes [M, vocab_size] row after row. labels are not read.
   void logits(const LlamaBatch& batch, std::span<float> out);
 
+  /// Session::step_seconds of training; empty before the first run.
+  std::span<const double> training_seconds(Phase phase) const;
+
   /// The compiled plan; compiles it if it has not been.
   const Plan& plan(Use use);
 

@@ -53,6 +53,25 @@ TEST(CpuGemm, TakesRowBlocksOfB) {
   }
 }
 
+TEST(CpuGemm, PacksOnceForManyTilesOfRows) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const i64 n : {40, 800, 1600}) {
+      Make nt("many_rows_nt", Form::gemm, n);
+      nt.store("y", nt.gemm_nt(300, {8, n - 8}, dtype));
+      Make nn("many_rows_nn", Form::gemm, n);
+      nn.store("y", nn.gemm_nn({7, 293}, dtype));
+      Make tn("many_rows_tn", Form::gemm, n);
+      tn.store("y", tn.gemm_tn(520, dtype));
+      RunOptions options;
+      options.tokens = 1030;
+      options.strided = n == 40;
+      check(nt, options, 0);
+      check(nn, options, 0);
+      check(tn, options, 0);
+    }
+  }
+}
+
 TEST(CpuGemm, ElementwiseOpsBroadcastEveryKind) {
   for (const Op op : {Op::add, Op::sub, Op::mul, Op::div, Op::maximum, Op::greater, Op::equal}) {
     for (const i64 n : {1, 7, 24, 257, 600}) {
