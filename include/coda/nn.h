@@ -66,7 +66,9 @@ enum class Reduction : std::uint8_t { mean, sum, none };
 /// loss_r = log sum_v exp(logits[r, v]) - logits[r, target_r]; 0 where target_r is ignore_index.
 /// logits: [M, n]; targets: i32 or i64 col. none -> col; sum -> scalar; mean -> scalar, the sum
 /// over the rows that count divided by their number: NaN, with gradients of exactly zero, if none
-/// does. A target outside [0, n) that is not ignore_index is an error of the run.
+/// does. A row that does not count is multiplied by zero, not left out: a logit that is NaN or
+/// infinite shows there too, where torch hides it. A target outside [0, n) that is not ignore_index
+/// is an error of the run.
 Tensor cross_entropy(Tensor logits, Tensor targets, Reduction reduction = Reduction::mean,
                      std::int64_t ignore_index = -100);
 

@@ -298,7 +298,7 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
   } catch (const BackendError& e) {
     progress.finish_line();
     throw_error<BackendError>(
-        "{} The last checkpoint is as it was: once there is room, continue with: {}", e.what(),
+        "{} The last checkpoint is as it was: once that is mended, continue with: {}", e.what(),
         resume_command());
   } catch (...) {
     progress.finish_line();

@@ -198,9 +198,10 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer,
     const fs::path next = fresh(current);
     if (!fs::exists(next) || step_of(SafetensorsFile(next)) != step) {
       throw_error<UsageError>(
-          "{}: expected weights of step {} ({} is of that step), got another step. The two files "
-          "come from different saves; restore them from one.",
-          current.string(), step, kOptimizerFile);
+          "{}: expected weights of step {} ({} is of that step), got {}. The two files must come "
+          "from one save: restore them.",
+          current.string(), step, kOptimizerFile,
+          fs::exists(current) ? "another step" : "no such file");
     }
     rename_file(next, current);
   }

@@ -75,12 +75,35 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
   const TemporaryFolder folder;
   folder.write("text.txt", some_text());
   folder.write("tiny.txt", "x");
+  folder.write("bad.json", "{\"data\": [\"text.txt\"], \"steps\": \"x\"}");
+  folder.write("odd.json", "{\"stepz\": 3}");
   folder.write("binary", std::string("a\0b", 3));
   const std::pair<std::string, std::string> cases[] = {
       {"coda", "expected a command"},
       {"coda nonsense", "nonsense"},
       {"coda train --nonsense 3", "nonsense"},
-      {"coda train --data text.txt --seq three --out r", "seq"},
+      {"coda train --data text.txt --seq three --out r",
+       "--seq: expected a whole number, got \"three\""},
+      {"coda train --data text.txt --steps -3 --out r",
+       "--steps: expected a whole number from 1 to"},
+      {"coda train --data text.txt --steps 99999999999999999999 --out r",
+       "fits in 64 bits, got \"99999999999999999999\""},
+      {"coda train --data text.txt --lr fast --out r", "--lr: expected a number, got \"fast\""},
+      {"coda train --data text.txt --seed -1 --out r", "--seed: expected"},
+      {"coda train --data text.txt --threads 3000000000 --out r", "got \"3000000000\""},
+      {"coda train --data text.txt --batch 0 --out r", "--batch: expected"},
+      {"coda train --data text.txt --batch", "--batch: expected one value, got none"},
+      {"coda train --data text.txt --batch 1 --batch 2", "--batch: expected one value, got 2"},
+      {"coda train --data text.txt --d-model 2147483648 --out r",
+       "--d-model: expected a whole number from 1 to 16777216, got 2147483648"},
+      {"coda train --data text.txt --out text.txt/r", "(a file) in the way"},
+      {"coda train --data text.txt --on-nan panic --out r", "--on-nan: expected one of stop, skip"},
+      {"coda train --config none.json --out r", "none.json: cannot open"},
+      {"coda train --config text.txt --out r", "--config: text.txt: expected a JSON object"},
+      {"coda train --config bad.json --out r",
+       "--config: bad.json: steps: expected a whole number"},
+      {"coda train --config odd.json --out r", "--config: odd.json: stepz: expected an option"},
+      {"coda eval --data text.txt", "--model: expected a value, got none"},
       {"coda train --data text.txt", "--out: expected"},
       {"coda train --out r", "--data: expected"},
       {"coda train --data none.txt --out r", "--data: none.txt"},

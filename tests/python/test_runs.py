@@ -49,7 +49,7 @@ def begin(binary, data, run, *options, **keywords):
     return process
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_that_resumes(coda, binary, data, tmp_path, which):
     options = ["--steps", "60", "--save-every", "0"]
     done = coda("train", "--data", data, *TINY, *options, "--out", tmp_path / "whole")
