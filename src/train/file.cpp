@@ -178,6 +178,17 @@ void replace_file(const std::filesystem::path& path, std::string_view text) {
   replace_file(path, chunks);
 }
 
+void remove_unfinished(const std::filesystem::path& folder) {
+  std::error_code unused;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, unused)) {
+    const std::filesystem::path stem = entry.path().stem();  // name.PID of name.PID.tmp
+    const std::string number = stem.extension().string();
+    const bool ours = entry.path().extension() == ".tmp" && number.size() > 1 &&
+                      number.find_first_not_of("0123456789", 1) == std::string::npos;
+    if (ours) std::filesystem::remove(entry.path(), unused);
+  }
+}
+
 std::string read_file(const std::filesystem::path& path) {
   return std::string(MappedFile(path).text());
 }

@@ -59,6 +59,10 @@ void replace_file(const std::filesystem::path& path,
                   std::span<const std::span<const std::byte>> chunks);
 void replace_file(const std::filesystem::path& path, std::string_view text);
 
+/// Removes what a killed process that was replacing a file of this folder left there. Nobody else
+/// may be writing the folder.
+void remove_unfinished(const std::filesystem::path& folder);
+
 /// The file's text. Throws UsageError as MappedFile does.
 std::string read_file(const std::filesystem::path& path);
 

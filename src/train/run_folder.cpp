@@ -151,7 +151,9 @@ FileLock lock_run(const fs::path& folder) {
     throw_error<UsageError>("--resume: {}: expected a run (a folder with options.json), got none.",
                             folder.string());
   }
-  return FileLock(folder / kLockFile);
+  FileLock lock(folder / kLockFile);
+  remove_unfinished(folder);
+  return lock;
 }
 
 void save_options(const fs::path& folder, const TrainOptions& options) {

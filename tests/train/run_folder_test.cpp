@@ -71,5 +71,18 @@ TEST(RunFolder, FoldersThatAreNotMeantAreRefused) {
               AllOf(HasSubstr("config.json"), HasSubstr("cannot open")));
 }
 
+TEST(RunFolder, WhatAKilledProcessLeftIsRemovedOnceTheRunIsLocked) {
+  const TemporaryFolder run;
+  for (const char* name : {"options.json", "options.json.2497.tmp", "notes.tmp", "notes.x1.tmp"}) {
+    run.write(name, "{}");
+  }
+  const FileLock lock = lock_run(run.path());
+  EXPECT_FALSE(std::filesystem::exists(run.path() / "options.json.2497.tmp"));
+  for (const char* name : {"options.json", "notes.tmp", "notes.x1.tmp"}) {
+    EXPECT_TRUE(std::filesystem::exists(run.path() / name)) << name;
+  }
+  EXPECT_THROW(lock_run(run.path()), UsageError);  // held, even within one process
+}
+
 }  // namespace
 }  // namespace coda
