@@ -114,7 +114,7 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
       {"coda train --data text.txt --dtype f8 --out r", "--dtype"},
       {"coda train --data text.txt --device gpu9 --out r", "--device"},
       {"coda train --resume none", "--resume: none"},
-      {"coda explain llama", "llama-layer or llama-head"},
+      {"coda explain llama", "llama-layer, llama-head or attention"},
       {"coda explain llama-layer --head-dim 3", "head_dim"},
       {"coda explain llama-layer --dtype i32", "dtype"},
       {"coda explain llama-head --tokens 0", "--tokens"},
