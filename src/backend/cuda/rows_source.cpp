@@ -4,16 +4,13 @@
 #include <map>
 #include <string>
 
-#include "backend/cuda/device_sources.h"
 #include "backend/cuda/row_values.h"
-#include "coda/graph.h"
 #include "ops/op_table.h"
 
 namespace coda::cuda {
 
 namespace {
 
-constexpr std::int64_t kInsideGranules = 64;  // partials of a row that its block adds itself
 constexpr std::int64_t kMostSharedFloats = 48 * 1024;
 
 /// What a stage ends with: a store, or a reduction of a tile. Concatenations at the root are taken
@@ -564,26 +561,6 @@ class RowsWriter {
 
 }  // namespace
 
-std::vector<PartialLoad> partial_loads(const Program& program,
-                                       const std::vector<std::int64_t>& granules) {
-  std::vector<PartialLoad> loads;
-  for (const Value& v : program.values) {
-    if (v.attrs.finish == Finish::none || v.operand < 0) continue;
-    const bool known = std::any_of(loads.begin(), loads.end(), [&](const PartialLoad& load) {
-      return load.operand == v.operand;
-    });
-    if (known) continue;
-    PartialLoad load;
-    load.operand = v.operand;
-    load.finish = is_online(v.attrs.finish) ? Finish::lse : v.attrs.finish;
-    load.granules = granules[static_cast<std::size_t>(v.operand)];
-    load.inside = program.form == Form::rows && v.kind == Kind::col && load.granules != kTokens &&
-                  load.granules <= kInsideGranules;
-    loads.push_back(load);
-  }
-  return loads;
-}
-
 RowsKernel rows_kernel(const Program& program, const std::vector<PartialLoad>& partials,
                        int columns) {
   for (int n = columns; n >= 1; n /= 2) {
@@ -595,14 +572,6 @@ RowsKernel rows_kernel(const Program& program, const std::vector<PartialLoad>& p
     }
   }
   throw_error<InternalError>("rows: {}: no chunk fits, not even of one column", program.name);
-}
-
-KernelSource finish_source(int jobs) {
-  KernelSource source{"finish", "coda_finish", "", 0};
-  source.text = fmt::format("namespace coda_device {{ constexpr int kJobs = {}; }}\n{}", jobs,
-                            device_source("finish.cuh"));
-  prepend_row_files(source);
-  return source;
 }
 
 }  // namespace coda::cuda
