@@ -16,10 +16,8 @@ using coda_device::kAdamWRun;
 
 KernelSource adamw_source(const char* entry) {
   KernelSource source{"adamw", entry, "", 0};
-  for (const char* file : {"params.cuh", "adamw_params.cuh", "ptx.cuh", "elements.cuh",
-                           "op_math.cuh", "rows.cuh", "adamw.cuh"}) {
-    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
-  }
+  source.text = device_text({"params.cuh", "adamw_params.cuh", "ptx.cuh", "elements.cuh",
+                             "op_math.cuh", "rows.cuh", "adamw.cuh"});
   return source;
 }
 

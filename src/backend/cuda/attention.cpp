@@ -5,6 +5,7 @@
 
 #include "backend/cuda/device/attention_params.cuh"
 #include "backend/cuda/device_sources.h"
+#include "backend/cuda/op_text.h"
 #include "base/check.h"
 
 namespace coda::cuda {
@@ -16,21 +17,6 @@ using coda_device::kAttentionTile;
 
 constexpr unsigned kDeltaRows = 8;  // warps of a CTA of coda_attention_delta
 
-const char* element_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "Bf16";
-    case DType::f16:
-      return "F16";
-    case DType::f32:
-      return "F32";
-    case DType::f64:
-      return "F64";
-    default:
-      throw_error<InternalError>("attention: no element type for {}", name_of(dtype));
-  }
-}
-
 /// Columns of a tile in shared memory (attention_tile.cuh, kDim) and CTAs that share the columns of
 /// a head (kChunks, kPlainChunks).
 std::int64_t padded(std::int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -40,13 +26,12 @@ std::int64_t chunks_of(const AttentionVariant& variant) {
 }
 
 std::string prelude(const AttentionVariant& variant) {
-  const DType output = variant.reference ? DType::f64 : variant.dtype;
   return fmt::format(
-      "namespace coda_device {{\nusing Input = {};\nusing Output = {};\nusing Sum = {};\n"
+      "namespace coda_device {{\nusing Element = {};\n"
       "constexpr int kHeadDim = {};\nconstexpr bool kBf16 = {};\nconstexpr bool kVectorRows = {};\n"
       "}}\n",
-      element_of(variant.dtype), element_of(output), variant.reference ? "double" : "float",
-      variant.head_dim, variant.dtype == DType::bf16, variant.head_dim % 8 == 0);
+      element_text(variant.dtype), variant.head_dim, variant.dtype == DType::bf16,
+      variant.head_dim % 8 == 0);
 }
 
 KernelSource source_of(const AttentionVariant& variant, const std::string& entry,
@@ -56,22 +41,15 @@ KernelSource source_of(const AttentionVariant& variant, const std::string& entry
                             variant.head_dim);
   source.entry = entry;
   source.shared_bytes = static_cast<unsigned>(shared_bytes);
-  const auto append = [&](const char* file) {
-    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
-  };
-  for (const char* file :
-       {"params.cuh", "attention_params.cuh", "ptx.cuh", "attention_ptx.cuh", "elements.cuh"}) {
-    append(file);
-  }
-  source.text += prelude(variant);
-  append("attention_blocks.cuh");
-  for (const char* file : files) append(file);
+  source.text = device_text(
+      {"params.cuh", "attention_params.cuh", "ptx.cuh", "attention_ptx.cuh", "elements.cuh"});
+  source.text += prelude(variant) + device_text({"attention_blocks.cuh"}) + device_text(files);
   return source;
 }
 
-std::int64_t plain_shared_bytes(const AttentionVariant& variant) {
+std::int64_t plain_shared_bytes() {
   const std::int64_t rows = 2 * 32 + 2 * kAttentionTile;
-  return rows * (kAttentionTile + 1) * (variant.reference ? 8 : 4);
+  return rows * (kAttentionTile + 1) * std::int64_t{sizeof(float)};
 }
 
 AttentionRows rows_of(const TensorView& view) { return {view.data, view.stride}; }
@@ -112,7 +90,7 @@ std::vector<KernelSource> attention_sources(const AttentionVariant& variant) {
     sources.push_back(source_of(variant, "coda_attention_delta", {"attention_delta.cuh"}, 0));
   }
   if (!variant.tensor_cores()) {
-    const std::int64_t shared = plain_shared_bytes(variant);
+    const std::int64_t shared = plain_shared_bytes();
     const auto add = [&](const char* entry, const char* file) {
       sources.push_back(source_of(variant, entry, {"attention_plain.cuh", file}, shared));
     };
@@ -162,7 +140,7 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
     p.d_q = rows_of(views[7]);
     p.d_k = rows_of(views[8]);
     p.d_v = rows_of(views[9]);
-    p.delta = workspace;
+    p.delta = static_cast<float*>(workspace);
   }
   p.aligned = 1;
   for (std::size_t i = 0; i < views.size(); ++i) {
@@ -214,7 +192,7 @@ void OwnAttention::launch(const Stream& stream) {
 std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVariant& variant,
                                           std::int64_t max_tokens) {
   if (!variant.backward) return 0;
-  return static_cast<std::size_t>(max_tokens * attrs.index) * (variant.reference ? 8 : 4);
+  return static_cast<std::size_t>(max_tokens * attrs.index) * sizeof(float);
 }
 
 std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,

@@ -19,11 +19,9 @@ struct AttentionVariant {
   DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients
   std::int64_t head_dim = 0;
   bool backward = false;
-  /// Tests: sums and results in f64, on the ordinary units.
-  bool reference = false;
 
   bool tensor_cores() const {
-    return !reference && head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
+    return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
 };
 

@@ -14,18 +14,13 @@ using coda_device::EmbeddingParams;
 
 KernelSource embedding_source(const char* entry, DType table, DType x, int columns) {
   KernelSource source{entry + 5, entry, "", 0};  // without "coda_"
-  const auto add = [&](const char* file) {
-    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
-  };
-  for (const char* file : {"params.cuh", "embedding_params.cuh", "ptx.cuh", "elements.cuh",
-                           "op_math.cuh", "rows.cuh"}) {
-    add(file);
-  }
+  source.text = device_text(
+      {"params.cuh", "embedding_params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "rows.cuh"});
   source.text += fmt::format(
       "namespace coda_device {{\nusing Table = {};\nusing X = {};\nconstexpr int kColumns = "
       "{};\n}}\n",
       element_text(table), element_text(x), columns);
-  add("embedding.cuh");
+  source.text += device_text({"embedding.cuh"});
   return source;
 }
 

@@ -279,8 +279,7 @@ KernelSource general_source(const Program& program, const EpiloguePlan& plan) {
   KernelSource source;
   source.name = fmt::format("general_{}", program.name);
   source.entry = "coda_general";
-  for (const char* file : {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh"})
-    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
+  source.text = device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh"});
   std::size_t operands = operand_count(program, plan) + 1;
   for (const GeneralStage& stage : plan.general_stages) operands += stage.sink ? 0 : 1;
   source.text += fmt::format(

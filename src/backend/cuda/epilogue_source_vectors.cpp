@@ -278,8 +278,7 @@ KernelSource vectors_source(const Program& program, const EpiloguePlan& plan) {
   source.name = fmt::format("vectors_{}", program.name);
   source.entry = "coda_vectors";
   if (plan.stage_count == 0) return source;
-  for (const char* file : {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh"})
-    source.text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
+  source.text = device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh"});
   source.text += fmt::format(
       "// Vectors of {}\nnamespace coda_device {{\n"
       "struct VectorParams {{\n  EpilogueOperand operands[{}];\n  int rows;\n  int stage;\n}};\n\n"

@@ -1,45 +1,14 @@
 #include "backend/cuda/gemm_source.h"
 
-#include <cstring>
-
 #include "backend/cuda/device_sources.h"
+#include "backend/cuda/op_text.h"
 #include "base/check.h"
 
 namespace coda::cuda {
 
-const char* device_source(const char* name) {
-  for (const DeviceSource* source = kDeviceSources; source->name; ++source) {
-    if (std::strcmp(source->name, name) != 0) continue;
-    const char* once = std::strstr(source->text, "#pragma once\n");
-    return once ? once + std::strlen("#pragma once\n") : source->text;
-  }
-  throw_error<InternalError>("device_source: expected an embedded file, got {}", name);
-}
-
 namespace {
 
-void append(std::string& text, std::initializer_list<const char*> files) {
-  for (const char* file : files) {
-    text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
-  }
-}
-
 const char* text_of(Major major) { return major == Major::k ? "k" : "mn"; }
-
-const char* element_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "Bf16";
-    case DType::f16:
-      return "F16";
-    case DType::f32:
-      return "F32";
-    case DType::f64:
-      return "F64";
-    default:
-      throw_error<InternalError>("gemm: no element type for {}", name_of(dtype));
-  }
-}
 
 /// PTX ISA, wgmma.mma_async: one warpgroup, m64 n k16, fp32 accumulators in n / 2 registers.
 std::string wgmma_function(int n, DType operand, Major a, Major b) {
@@ -121,8 +90,8 @@ KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant) {
   source.entry = "coda_gemm";
   source.shared_bytes = config.shared_bytes();
   source.text = prelude(config, variant);
-  append(source.text, {"params.cuh", "ptx.cuh", "tile_config.cuh", "ring.cuh", "schedule.cuh",
-                       "epilogue_store.cuh", "gemm_sm90.cuh"});
+  source.text += device_text({"params.cuh", "ptx.cuh", "tile_config.cuh", "ring.cuh",
+                              "schedule.cuh", "epilogue_store.cuh", "gemm_sm90.cuh"});
   return source;
 }
 
@@ -133,10 +102,11 @@ KernelSource program_source(const std::string& name, const GemmConfig& config,
   source.entry = "coda_gemm";
   source.shared_bytes = config.shared_bytes();
   source.text = prelude(config, variant);
-  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
-                       "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+  source.text +=
+      device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
+                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
   source.text += "#line 1 \"epilogue\"\n" + epilogue;
-  append(source.text, {"gemm_sm90.cuh"});
+  source.text += device_text({"gemm_sm90.cuh"});
   return source;
 }
 
@@ -148,15 +118,16 @@ KernelSource plain_program_source(const std::string& name, const GemmConfig& con
   source.entry = "coda_plain_fragments";
   source.shared_bytes = config.shared_bytes();
   source.text = prelude(config, variant, false);
-  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
-                       "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+  source.text +=
+      device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
+                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
   source.text += fmt::format(
       "namespace coda_device {{\nusing InputA = {};\nusing InputB = {};\nconstexpr int kPlainLists "
       "= {};\n"
       "constexpr int kMatricesB = kBlocksN * kPartsN * kPlainLists;\n}}\n",
-      element_of(variant.operand), element_of(b), variant.blocks_k);
+      element_text(variant.operand), element_text(b), variant.blocks_k);
   source.text += "#line 1 \"epilogue\"\n" + epilogue;
-  append(source.text, {"epilogue_plain.cuh"});
+  source.text += device_text({"epilogue_plain.cuh"});
   return source;
 }
 
@@ -165,25 +136,26 @@ KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DTy
   source.name = fmt::format("plain_gemm_{}_{}{}", name_of(operand), name_of(output),
                             accumulate ? "_add" : "");
   source.entry = "coda_plain_gemm";
-  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh"});
+  source.text += device_text({"params.cuh", "ptx.cuh", "elements.cuh"});
   source.text += fmt::format(
       "namespace coda_device {{\nusing Input = {};\nusing Output = {};\nusing Sum = {};\n"
       "constexpr bool kAccumulate = {};\n}}\n",
-      element_of(operand), element_of(output), sum == DType::f64 ? "double" : "float", accumulate);
-  append(source.text, {"plain_gemm.cuh"});
+      element_text(operand), element_text(output), sum == DType::f64 ? "double" : "float",
+      accumulate);
+  source.text += device_text({"plain_gemm.cuh"});
   return source;
 }
 
 KernelSource probe_source() {
   KernelSource source{"gpc_probe", "coda_gpc_probe", "", 0};
-  append(source.text, {"params.cuh", "ptx.cuh", "gpc_probe.cuh"});
+  source.text += device_text({"params.cuh", "ptx.cuh", "gpc_probe.cuh"});
   source.shared_bytes = 200 * 1024;  // so that an SM holds one CTA
   return source;
 }
 
 KernelSource check_source(const std::string& entry) {
   KernelSource source{"check", entry, "", 0};
-  append(source.text, {"params.cuh", "ptx.cuh", "elements.cuh", "check.cuh"});
+  source.text += device_text({"params.cuh", "ptx.cuh", "elements.cuh", "check.cuh"});
   return source;
 }
 

@@ -304,12 +304,9 @@ void check_targets(Values& values, std::int32_t targets, std::int64_t classes, s
 }
 
 void prepend_row_files(KernelSource& source) {
-  std::string text;
-  for (const char* file :
-       {"params.cuh", "rows_params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "rows.cuh"}) {
-    text += fmt::format("#line 1 \"{}\"\n{}", file, device_source(file));
-  }
-  source.text = text + fmt::format("#line 1 \"{}\"\n", source.entry) + source.text;
+  source.text = device_text({"params.cuh", "rows_params.cuh", "ptx.cuh", "elements.cuh",
+                             "op_math.cuh", "rows.cuh"}) +
+                fmt::format("#line 1 \"{}\"\n", source.entry) + source.text;
 }
 
 }  // namespace coda::cuda

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
       float* to = vectors + buffer * 2 * kAttentionTile + threadIdx.x;
       to[0] = exists ? p.lse[row * p.lse_stride + head] : 0.0f;
       to[kAttentionTile] =
-          exists ? static_cast<const float*>(p.delta)[static_cast<long long>(row) * p.n_heads + head]
+          exists ? p.delta[static_cast<long long>(row) * p.n_heads + head]
                  : 0.0f;
     }
   };

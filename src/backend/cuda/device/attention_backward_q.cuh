@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
     const int row = block.first + 16 * warp + lane / 4 + 8 * h;
     if (row < block.end) {
       lse[h] = p.lse[row * p.lse_stride + head];
-      delta[h] = static_cast<const float*>(p.delta)[static_cast<long long>(row) * p.n_heads + head];
+      delta[h] = p.delta[static_cast<long long>(row) * p.n_heads + head];
     }
   }
 

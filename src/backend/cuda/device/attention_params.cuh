@@ -15,7 +15,7 @@ struct AttentionParams {
   AttentionRows q, k, v, o, d_o, d_q, d_k, d_v;
   float* lse;               ///< [tokens, n_heads]
   long long lse_stride;
-  void* delta;              ///< [tokens, n_heads], dot(o, d_o): floats (doubles where sums are)
+  float* delta;             ///< [tokens, n_heads], dot(o, d_o)
   const void* cu_seqlens;   ///< sequences + 1 offsets
   int wide_offsets;         ///< offsets are 64-bit
   int sequences;

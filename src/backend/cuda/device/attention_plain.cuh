@@ -1,7 +1,7 @@
-// Attention on the ordinary arithmetic units: any head_dim, f32 (and, for tests, sums in double).
+// Attention on the ordinary arithmetic units: any head_dim.
 // Slow and right. A CTA has one tile of 64 rows of one head and 64 columns of the result, and forms
 // every score from all columns: so a head of 128 computes its scores twice. The prelude defines
-// Input, Output, Sum, kHeadDim.
+// Element and kHeadDim.
 //
 // 256 threads; a thread holds 4 x 4 of every 64 x 64 tile: rows row + i, columns column + j. The 16
 // threads that share a row are half a warp.
@@ -16,19 +16,16 @@ constexpr int kPlainChunks = (kHeadDim + kAttentionTile - 1) / kAttentionTile;
 
 /// Exponentials and logarithms at the sums' precision.
 CODA_DEVICE float exponential(float x) { return expf(x); }
-CODA_DEVICE double exponential(double x) { return exp(x); }
 CODA_DEVICE float logarithm(float x) { return logf(x); }
-CODA_DEVICE double logarithm(double x) { return log(x); }
 /// Rounded products, never fused into an addition: a largest score must be scaled to the same
 /// number wherever it is computed.
 CODA_DEVICE float scaled(float x, float scale) { return __fmul_rn(x, scale); }
-CODA_DEVICE double scaled(double x, float scale) { return __dmul_rn(x, scale); }
 
 struct PlainShared {
-  Sum a[kPlainDepth][kPlainPitch];
-  Sum b[kPlainDepth][kPlainPitch];
-  Sum p[kAttentionTile][kPlainPitch];
-  Sum ds[kAttentionTile][kPlainPitch];  ///< backward only
+  float a[kPlainDepth][kPlainPitch];
+  float b[kPlainDepth][kPlainPitch];
+  float p[kAttentionTile][kPlainPitch];
+  float ds[kAttentionTile][kPlainPitch];  ///< backward only
 };
 
 /// Which rows of a matrix, from which column on: rows [first, end) exist, the others count as zero.
@@ -38,19 +35,19 @@ struct PlainRows {
 };
 
 /// Features [depth, depth + 32) of 64 rows, transposed; 0 outside.
-CODA_DEVICE void load_features(const PlainRows& x, int depth, Sum (&to)[kPlainDepth][kPlainPitch]) {
+CODA_DEVICE void load_features(const PlainRows& x, int depth, float (&to)[kPlainDepth][kPlainPitch]) {
   for (int i = threadIdx.x; i < kAttentionTile * kPlainDepth; i += kPlainThreads) {
     const int r = i / kPlainDepth, c = i % kPlainDepth;
     const bool inside = x.first + r < x.end && depth + c < kHeadDim;
-    to[c][r] = inside ? Sum(Input::load(x.rows.pointer, (x.first + r) * x.rows.stride + x.column +
-                                                            depth + c))
-                      : Sum(0);
+    to[c][r] = inside ? Element::load(x.rows.pointer, (x.first + r) * x.rows.stride + x.column +
+                                                            depth + c)
+                      : 0.0f;
   }
 }
 
 /// s = a b^T over all features.
 CODA_DEVICE void dot_rows(const PlainRows& a, const PlainRows& b, PlainShared& shared, int row,
-                          int column, Sum (&s)[4][4]) {
+                          int column, float (&s)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -73,23 +70,23 @@ CODA_DEVICE void dot_rows(const PlainRows& a, const PlainRows& b, PlainShared& s
 
 /// Tokens of a tile in the sum: total += w x, with x's 64 columns from x.column + chunk on. Element
 /// (r, k) of w is w[r * row_pitch + k * pitch]. One partial sum, then one addition.
-CODA_DEVICE void add_tokens(const Sum* w, int row_pitch, int pitch, const PlainRows& x, int chunk,
-                            PlainShared& shared, int row, int column, Sum (&total)[4][4]) {
-  Sum partial[4][4] = {};
+CODA_DEVICE void add_tokens(const float* w, int row_pitch, int pitch, const PlainRows& x, int chunk,
+                            PlainShared& shared, int row, int column, float (&total)[4][4]) {
+  float partial[4][4] = {};
   for (int k0 = 0; k0 < kAttentionTile; k0 += kPlainDepth) {
     __syncthreads();  // w has been written, and the last reads of b are done
     for (int i = threadIdx.x; i < kPlainDepth * kAttentionTile; i += kPlainThreads) {
       const int k = i / kAttentionTile, c = i % kAttentionTile;
       const bool inside = x.first + k0 + k < x.end && chunk + c < kHeadDim;
-      shared.b[k][c] = inside ? Sum(Input::load(x.rows.pointer, (x.first + k0 + k) * x.rows.stride +
-                                                                    x.column + chunk + c))
-                              : Sum(0);
+      shared.b[k][c] = inside ? Element::load(x.rows.pointer, (x.first + k0 + k) * x.rows.stride +
+                                                                    x.column + chunk + c)
+                              : 0.0f;
     }
     __syncthreads();
     for (int k = 0; k < kPlainDepth; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const Sum weight = w[(row + i) * row_pitch + (k0 + k) * pitch];
+        const float weight = w[(row + i) * row_pitch + (k0 + k) * pitch];
 #pragma unroll
         for (int j = 0; j < 4; ++j) partial[i][j] += weight * shared.b[k][column + j];
       }
@@ -103,13 +100,13 @@ CODA_DEVICE void add_tokens(const Sum* w, int row_pitch, int pitch, const PlainR
 }
 
 CODA_DEVICE void store_columns(const PlainRows& x, int chunk, int row, int column,
-                               const Sum (&value)[4][4]) {
+                               const float (&value)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (x.first + row + i < x.end && chunk + column + j < kHeadDim) {
-        Output::store(x.rows.pointer,
+        Element::store(x.rows.pointer,
                       (x.first + row + i) * x.rows.stride + x.column + chunk + column + j,
                       value[i][j]);
       }
@@ -118,15 +115,15 @@ CODA_DEVICE void store_columns(const PlainRows& x, int chunk, int row, int colum
 }
 
 /// Over the 16 threads that share rows.
-CODA_DEVICE Sum row_total(Sum x) {
+CODA_DEVICE float row_total(float x) {
 #pragma unroll
   for (int step = 8; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
 }
-CODA_DEVICE Sum row_largest(Sum x) {
+CODA_DEVICE float row_largest(float x) {
 #pragma unroll
   for (int step = 8; step > 0; step /= 2) {
-    const Sum other = __shfl_xor_sync(0xffffffffu, x, step);
+    const float other = __shfl_xor_sync(0xffffffffu, x, step);
     x = other > x ? other : x;
   }
   return x;
@@ -136,23 +133,23 @@ CODA_DEVICE Sum row_largest(Sum x) {
 CODA_DEVICE void score_gradients(const AttentionParams& p, const PlainRows& q, const PlainRows& d_o,
                                  const PlainRows& k, const PlainRows& v, int head, int row,
                                  int column, PlainShared& shared) {
-  Sum s[4][4], d_p[4][4];
+  float s[4][4], d_p[4][4];
   dot_rows(q, k, shared, row, column, s);
   dot_rows(d_o, v, shared, row, column, d_p);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int t = q.first + row + i;
     const bool exists = t < q.end;
-    const Sum lse = exists ? Sum(p.lse[t * p.lse_stride + head]) : Sum(0);
-    const Sum delta =
-        exists ? static_cast<const Sum*>(p.delta)[static_cast<long long>(t) * p.n_heads + head]
-               : Sum(0);
+    const float lse = exists ? p.lse[t * p.lse_stride + head] : 0.0f;
+    const float delta =
+        exists ? p.delta[static_cast<long long>(t) * p.n_heads + head]
+               : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const bool seen = exists && k.first + column + j <= t;
-      const Sum probability = seen ? exponential(scaled(s[i][j], p.scale) - lse) : Sum(0);
+      const float probability = seen ? exponential(scaled(s[i][j], p.scale) - lse) : 0.0f;
       shared.p[row + i][column + j] = probability;
-      shared.ds[row + i][column + j] = seen ? probability * (d_p[i][j] - delta) : Sum(0);
+      shared.ds[row + i][column + j] = seen ? probability * (d_p[i][j] - delta) : 0.0f;
     }
   }
 }

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   const int kv_column = kv_head * kHeadDim;
   const PlainRows k{p.k, block.first, block.end, kv_column};
   const PlainRows v{p.v, block.first, block.end, kv_column};
-  Sum d_k[4][4] = {}, d_v[4][4] = {};
+  float d_k[4][4] = {}, d_v[4][4] = {};
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
     for (int query = block.first; query < block.end; query += kAttentionTile) {

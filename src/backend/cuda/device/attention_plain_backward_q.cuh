@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   const int kv_column = head / p.group * kHeadDim;
   const PlainRows q{p.q, block.first, block.end, head * kHeadDim};
   const PlainRows d_o{p.d_o, block.first, block.end, head * kHeadDim};
-  Sum d_q[4][4] = {};
+  float d_q[4][4] = {};
   for (int key = block.begin; key <= block.first; key += kAttentionTile) {
     const PlainRows k{p.k, key, block.end, kv_column}, v{p.v, key, block.end, kv_column};
     score_gradients(p, q, d_o, k, v, head, row, column, shared);

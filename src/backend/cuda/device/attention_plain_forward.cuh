@@ -14,12 +14,12 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   // The last tiles of a sequence see most keys: they go first.
   if (!find_block(p, p.slots - 1 - static_cast<int>(blockIdx.x / kPlainChunks) / p.n_heads, block))
     return;
-  const Sum infinity = __int_as_float(0x7f800000);
+  const float infinity = __int_as_float(0x7f800000);
   const int kv_column = head / p.group * kHeadDim;
   const PlainRows q{p.q, block.first, block.end, head * kHeadDim};
 
-  Sum o[4][4] = {};
-  Sum largest[4], total[4];
+  float o[4][4] = {};
+  float largest[4], total[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     largest[i] = -infinity;
@@ -28,12 +28,12 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   for (int key = block.begin; key <= block.first; key += kAttentionTile) {
     // Step 1: scores, -inf where a query must not look.
     const PlainRows k{p.k, key, block.end, kv_column}, v{p.v, key, block.end, kv_column};
-    Sum s[4][4];
+    float s[4][4];
     dot_rows(q, k, shared, row, column, s);
     // Step 2: the running largest score; what was summed so far shrinks to it.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      Sum here = -infinity;
+      float here = -infinity;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const bool seen = key + column + j <= block.first + row + i;
@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
         here = s[i][j] > here ? s[i][j] : here;
       }
       here = row_largest(here);
-      const Sum now = here > largest[i] ? here : largest[i];
-      const Sum origin = now == -infinity ? Sum(0) : now;  // rows that have seen no number yet
-      const Sum shrink = exponential(largest[i] - origin);
-      Sum sum = 0;
+      const float now = here > largest[i] ? here : largest[i];
+      const float origin = now == -infinity ? 0.0f : now;  // rows that have seen no number yet
+      const float shrink = exponential(largest[i] - origin);
+      float sum = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         s[i][j] = exponential(s[i][j] - origin);

@@ -1,5 +1,5 @@
 // Tiles of 64 rows of bf16 or f16 in shared memory, and a warp's products with them. The prelude
-// defines kHeadDim (at most 256), kBf16, kVectorRows and Output.
+// defines kHeadDim (at most 256), kBf16, kVectorRows and Element.
 //
 // Notation of fragments: g = lane / 4, c = 2 (lane % 4). A warp's 16 x 8 n block of numbers is
 // s[n][4]: s[j][2 h + e] is row g + 8 h, column 8 j + c + e.
@@ -139,8 +139,8 @@ CODA_DEVICE void store_tile(const AttentionRows& x, int row, int end, int head, 
           *reinterpret_cast<u32*>(static_cast<u16*>(x.pointer) + at + c) = pack(low, high);
         }
       } else {
-        if (c < kHeadDim) Output::store(x.pointer, at + c, low);
-        if (c + 1 < kHeadDim) Output::store(x.pointer, at + c + 1, high);
+        if (c < kHeadDim) Element::store(x.pointer, at + c, low);
+        if (c + 1 < kHeadDim) Element::store(x.pointer, at + c + 1, high);
       }
     }
   }
