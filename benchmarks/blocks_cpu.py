@@ -13,11 +13,11 @@ and outputs.
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
+
+from race import Worker, environment, peak_mebibytes
 
 
 def torch_worker(arguments):
@@ -61,8 +61,7 @@ def torch_worker(arguments):
         result.backward(upstream)
         return middle - start, time.perf_counter() - middle
 
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    before = peak()
+    before = peak_mebibytes()
     del gradients
     step()
     print(json.dumps({"ready": True}), flush=True)
@@ -74,23 +73,8 @@ def torch_worker(arguments):
             "forward_seconds": forward_seconds,
             "processor_seconds": time.process_time() - processor,
         }), flush=True)
-    print(json.dumps({"peak_mebibytes": peak(), "extra_mebibytes": peak() - before}), flush=True)
-
-
-class Worker:
-    def __init__(self, command, environment):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=environment)
-        assert json.loads(self.process.stdout.readline())["ready"]
-
-    def step(self):
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def finish(self):
-        self.process.stdin.close()
-        return json.loads(self.process.stdout.readline())
+    peak = peak_mebibytes()
+    print(json.dumps({"peak_mebibytes": peak, "extra_mebibytes": peak - before}), flush=True)
 
 
 def main():
@@ -113,7 +97,7 @@ def main():
     if arguments.torch_worker:
         return torch_worker(arguments)
 
-    environment = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_NUM_THREADS=str(arguments.threads))
+    variables = environment(arguments.threads)
     common = ["--dtype", arguments.dtype, "--threads", str(arguments.threads), "--tokens",
               str(arguments.tokens), "--d-model", str(arguments.d_model)]
     name = "llama-head" if is_head else "attention"
@@ -122,9 +106,9 @@ def main():
     if is_head:
         coda += ["--vocab", str(arguments.vocab)]
         torch += ["--vocab", str(arguments.vocab)]
-    workers = {"coda": Worker(coda, environment), "torch": Worker(torch, environment)}
+    workers = {"coda": Worker(coda, variables), "torch": Worker(torch, variables)}
     if is_head:
-        workers["torch, chunked"] = Worker([*torch, "--chunked"], environment)
+        workers["torch, chunked"] = Worker([*torch, "--chunked"], variables)
     steps = {name: [] for name in workers}
     for _ in range(arguments.rounds):
         for name, worker in workers.items():

@@ -12,11 +12,11 @@ medians of wall and processor time, and peak memory of each process.
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
+
+from race import Worker, environment, peak_mebibytes
 
 SIZES = dict(d_model=256, layers=4, heads=4, d_ff=768, vocab=4096, seq=256, batch=8)
 
@@ -60,26 +60,7 @@ def torch_worker(arguments):
             "seconds": time.perf_counter() - start,
             "processor_seconds": time.process_time() - processor,
         }), flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"peak_mebibytes": peak}), flush=True)
-
-
-class Worker:
-    """A process that runs one step for each line it is sent."""
-
-    def __init__(self, command, environment):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=environment)
-        assert json.loads(self.process.stdout.readline())["ready"]
-
-    def step(self):
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def finish(self):
-        self.process.stdin.close()
-        return json.loads(self.process.stdout.readline())
+    print(json.dumps({"peak_mebibytes": peak_mebibytes()}), flush=True)
 
 
 def main():
@@ -95,13 +76,12 @@ def main():
     if arguments.torch_worker:
         return torch_worker(arguments)
 
-    # Idle OpenMP threads that spin would count as processor time and disturb coda's turn.
-    environment = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_NUM_THREADS=str(arguments.threads))
+    variables = environment(arguments.threads)
     common = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
     eager = ["--eager"] if arguments.eager else []
     workers = {
-        "coda": Worker([arguments.coda, "bench", "train", "--json", "--stdin", *common], environment),
-        "torch": Worker([sys.executable, __file__, "--torch-worker", *common, *eager], environment),
+        "coda": Worker([arguments.coda, "bench", "train", "--json", "--stdin", *common], variables),
+        "torch": Worker([sys.executable, __file__, "--torch-worker", *common, *eager], variables),
     }
     steps = {name: [] for name in workers}
     for _ in range(arguments.rounds):
