@@ -310,16 +310,33 @@ Program product_of(const Program& program) {
   to.cols = program.cols;
   to.output = true;
   product.operands.push_back(to);
-  Value acc;
-  acc.op = Op::acc;
-  acc.cols = program.cols;
-  acc.name = "product";
-  Value store;
-  store.op = Op::store_tile;
-  store.args = {0};
-  store.cols = program.cols;
-  store.operand = static_cast<i32>(product.operands.size()) - 1;
-  product.values = {acc, store};
+  const auto add = [&](Op op, std::vector<i32> args, i64 lo, i64 hi) {
+    Value v;
+    v.op = op;
+    v.args = std::move(args);
+    v.attrs.lo = op == Op::cols ? lo : 0;
+    v.attrs.hi = op == Op::cols ? hi : 0;
+    v.cols = Dim::number(hi - lo);
+    v.name = fmt::format("product_{}", product.values.size());
+    product.values.push_back(v);
+    return static_cast<i32>(product.values.size()) - 1;
+  };
+  const i64 width = program.cols.num;
+  i32 all = add(Op::acc, {}, 0, width);
+  // Each row block of B by itself: a tile of C never crosses from one to the next.
+  if (program.gemm.transpose_b && program.gemm.b.size() > 1) {
+    std::vector<i32> blocks;
+    i64 lo = 0;
+    for (const i32 b : program.gemm.b) {
+      const i64 hi = lo + program.operands[static_cast<std::size_t>(b)].rows.num;
+      blocks.push_back(add(Op::cols, {0}, lo, hi));
+      lo = hi;
+    }
+    all = add(Op::cat_cols, blocks, 0, width);
+  }
+  add(Op::store_tile, {all}, 0, width);
+  product.values.back().operand = static_cast<i32>(product.operands.size()) - 1;
+  product.values.back().name.clear();
   return product;
 }
 

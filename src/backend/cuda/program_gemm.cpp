@@ -70,8 +70,11 @@ GemmConfig plain_config(const EpilogueLaunch& launch) {
 
 ProgramGemm::ProgramGemm(std::shared_ptr<const Program> program)
     : program_(std::move(program)), plan_(plan_epilogue(*program_)) {
-  if (!plan_.general.empty())
-    product_ = std::make_shared<ProgramGemm>(std::make_shared<Program>(product_of(*program_)));
+  if (plan_.general.empty()) return;
+  auto product = std::make_shared<Program>(product_of(*program_));
+  internal_check(plan_epilogue(*product).general.empty(),
+                 "cuda: {}: not even the product alone fits fragments", program_->name);
+  product_ = std::make_shared<ProgramGemm>(std::move(product));
 }
 
 i64 ProgramGemm::rows(i64 tokens) const { return resolve(program_->rows, tokens); }
