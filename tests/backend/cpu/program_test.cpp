@@ -1,5 +1,5 @@
 // GEMM, row and vector programs on the CPU against the reference backend, at ragged sizes.
-#include "backend/cpu/harness.h"
+#include "backend/program_cases.h"
 
 namespace coda::testing {
 namespace {
@@ -112,30 +112,9 @@ TEST(CpuGemm, UnaryOps) {
 }
 
 TEST(CpuGemm, LoadsEveryTypeAndFollowsInfinitiesAndNan) {
-  Make make("special", Form::gemm, 24);
-  const i32 acc = make.gemm_nt(1, {24}, DType::f32);
-  const i32 zero = make.op(Op::mul, {acc, make.constant(0)});
-  for (const DType dtype : kTypes) {
-    const std::string type(name_of(dtype));
-    const i32 x = make.op(Op::add, {make.load_tile("x_" + type, 24, dtype), zero});
-    make.store("copy_" + type, x, dtype);
-    for (const Op op : {Op::neg, Op::exp, Op::log, Op::tanh, Op::sigmoid, Op::rsqrt, Op::erf})
-      make.store(type + std::string("_") + std::to_string(static_cast<int>(op)), make.op(op, {x}));
-    const i32 c = make.load_col("c_" + type, dtype);
-    make.store("max_" + type, make.op(Op::maximum, {x, c}));
-    make.store("greater_" + type, make.op(Op::greater, {x, c}));
-    make.partial("row_max_" + type, Op::row_max, {x});
-    make.partial("lse_" + type, Op::lse, {x});
-  }
   RunOptions options;
   options.tokens = 7;
-  const double inf = INFINITY;
-  for (const char* type : {"f32", "bf16", "f16"}) {
-    options.given[std::string("x_") + type] = {0.0,   -0.0,   1,       -1,       inf, -inf, NAN,
-                                               60000, -60000, 0x1p-24, -0x1p-24, 88,  -88,  104,
-                                               -104,  2,      3,       5,        7};
-    options.given[std::string("c_") + type] = {0.0, inf, -inf, NAN, 1};
-  }
+  const Make make = special_values_case(options);
   check(make, options, 4);
 }
 
@@ -148,16 +127,7 @@ TEST(CpuGemm, PairsInBothLayouts) {
                {PairLayout::halves, 64, 640},     {PairLayout::halves, 2, 258},
                {PairLayout::halves, 0, 14},       {PairLayout::halves, 0, 1200}};
   for (const auto& c : cases) {
-    Make make("pairs", Form::gemm, c.width);
-    const i32 acc = make.gemm_nt(8, {c.width}, DType::f32);
-    const i32 first = make.split(Op::first_of_pair, acc, c.layout, c.period);
-    const i32 second = make.split(Op::second_of_pair, acc, c.layout, c.period);
-    const i32 product = make.op(Op::mul, {make.op(Op::sigmoid, {first}), second});
-    make.store("hidden", product, DType::bf16);
-    make.store("joined", make.join(second, product, c.layout, c.period));
-    make.partial("sums", Op::row_sum, {product});
-    make.partial("acc_sums", Op::row_sum, {acc});
-    make.partial("columns", Op::col_sum, {product});
+    const Make make = pairs_case(c.layout, c.period, c.width);
     for (const i64 m : {1, 129}) {
       RunOptions options;
       options.tokens = m;
@@ -168,17 +138,7 @@ TEST(CpuGemm, PairsInBothLayouts) {
 
 TEST(CpuGemm, GateAndUpAsTwoBlocks) {
   for (const i64 f : {1, 7, 64, 97, 257, 768}) {
-    Make make("swiglu", Form::gemm, 2 * f);
-    const i32 acc = make.gemm_nt(24, {f, f}, DType::bf16);
-    const i32 rstd = make.load_col("rstd");
-    const i32 gate = make.op(Op::mul, {make.cols(acc, 0, f), rstd});
-    const i32 up = make.op(Op::mul, {make.cols(acc, f, 2 * f), rstd});
-    const i32 z = make.cast(make.cat({gate, up}), DType::bf16);
-    make.store("z", z, DType::bf16);
-    const i32 g = make.cols(z, 0, f), u = make.cols(z, f, 2 * f);
-    make.store("hidden", make.op(Op::mul, {make.op(Op::mul, {g, make.op(Op::sigmoid, {g})}), u}),
-               DType::bf16);
-    make.partial("sums", Op::row_sum, {z});
+    const Make make = gate_and_up_case(f);
     for (const i64 m : {0, 1, 24, 257}) {
       RunOptions options;
       options.tokens = m;
@@ -190,31 +150,10 @@ TEST(CpuGemm, GateAndUpAsTwoBlocks) {
 TEST(CpuGemm, RotatesHeads) {
   for (const PairLayout layout : {PairLayout::interleaved, PairLayout::halves}) {
     for (const i64 p : {2, 6, 16, 64, 128}) {
-      const i64 heads = 3, width = p * heads;
-      Make make("rope", Form::gemm, 2 * width + 7);
-      const i32 acc = make.gemm_nt(8, {width, width, 7}, DType::f32);
-      const i32 pos = make.load_col("pos", DType::i32);
-      const i32 freq = make.load_row("freq", p);
-      const i32 q = make.rotate(Op::rotate, make.cols(acc, 0, width), pos, freq, layout);
-      const i32 k = make.rotate(Op::unrotate, make.cols(acc, width, 2 * width), pos, freq, layout);
-      make.store("q", q);
-      make.store("k", k, DType::f16);
-      make.store("v", make.cols(acc, 2 * width, 2 * width + 7));
       RunOptions options;
       options.tokens = 129;
-      options.integer_limit["pos"] = 131072;
-      std::vector<double> frequencies;
-      for (i64 j = 0; j < p; ++j) {
-        const double turns =
-            std::pow(10000.0, -2.0 * static_cast<double>(j % (p / 2)) / static_cast<double>(p)) /
-            6.283185307179586;
-        const auto high = static_cast<float>(turns);
-        frequencies.push_back(j < p / 2 ? high : turns - high);
-      }
-      options.given["freq"] = frequencies;
-      options.given["pos"] = {0, 1, 2, 17, 4095, 65536, 131071};
-      // Angles are good to 1e-7 turns, 6.3e-7 radians: about 6 roundings of 2^-23.
-      check(make, options, 16);
+      const Make make = rope_case(layout, p, options);
+      check(make, options, kRopeTerms);
     }
   }
 }
@@ -247,52 +186,8 @@ TEST(CpuGemm, SegmentsOneHotAndBroadcasts) {
 TEST(CpuGemm, PartialsAreFinishedByTheNextProgram) {
   for (const i64 n : {1, 63, 64, 97, 300, 1100}) {
     for (const i64 m : {0, 1, 127, 300}) {
-      Make first("reductions", Form::gemm, n);
-      const i32 acc = first.gemm_nt(24, {n}, DType::f32);
-      const i32 target = first.load_col("target", DType::i32);
-      first.partial("row_sums", Op::row_sum, {first.op(Op::mul, {acc, acc})});
-      first.partial("maxima", Op::row_max, {acc});
-      first.partial("lse", Op::lse, {acc});
-      first.partial("picked", Op::pick, {acc, target});
-      first.partial("col_sums", Op::col_sum, {acc});
-      Make second("finished", Form::gemm, n);
-      const i32 acc2 = second.gemm_nt(24, {n}, DType::f32);
-      second.store(
-          "y0",
-          second.op(
-              Op::mul,
-              {acc2,
-               second.op(Op::rsqrt, {second.op(Op::add, {second.load_finished("row_sums", Kind::col,
-                                                                              1, Finish::sum),
-                                                         second.constant(0.5)})})}));
-      second.store(
-          "y1",
-          second.op(Op::add, {acc2, second.load_finished("maxima", Kind::col, 1, Finish::max)}));
-      second.store(
-          "y2", second.op(Op::sub, {acc2, second.load_finished("lse", Kind::col, 1, Finish::lse)}));
-      second.store(
-          "y3",
-          second.op(Op::sub, {acc2, second.load_finished("picked", Kind::col, 1, Finish::sum)}));
-      second.store(
-          "y4",
-          second.op(Op::sub, {acc2, second.load_finished("col_sums", Kind::row, n, Finish::sum)}));
-      second.store(
-          "y5",
-          second.op(Op::sub, {second.op(Op::sub, {acc2, second.load_finished("lse", Kind::col, 1,
-                                                                             Finish::lse_max)}),
-                              second.load_finished("lse", Kind::col, 1, Finish::log_sum)}));
-      Make third("vectors", Form::vectors, n);
-      const i32 l = third.load_finished("lse", Kind::col, 1, Finish::lse);
-      const i32 p = third.load_finished("picked", Kind::col, 1, Finish::sum);
-      const i32 loss = third.op(Op::sub, {l, p});
-      third.store_vector("losses", loss);
-      third.store_vector("loss", third.value(Op::sum, {loss}, {}, Kind::scalar, 1));
-      third.store_vector("d_bias", third.load_finished("col_sums", Kind::row, n, Finish::sum),
-                         DType::f32, true);
-      Chain chain;
-      chain.add(first.program);
-      chain.add(second.program);
-      chain.add(third.program);
+      Chain chain = partials_case(n);
+      chain.add(vectors_of_partials(n).program);
       RunOptions options;
       options.tokens = m;
       options.integer_limit["target"] = n;
@@ -303,42 +198,21 @@ TEST(CpuGemm, PartialsAreFinishedByTheNextProgram) {
 
 TEST(CpuGemm, WeightGradientsGoToRowBlocksAndAccumulate) {
   for (const i64 m : {0, 1, 24, 257}) {
-    Make make("d_weights", Form::gemm, 40);
-    const i32 acc = make.gemm_tn(30 + 129 + 7, DType::bf16);
-    make.store("d_w0", make.rows(acc, 0, 30));
-    make.store("d_w1", make.rows(acc, 30, 159), DType::f32, true);
-    make.store("d_w2", make.rows(acc, 159, 166), DType::bf16);
     RunOptions options;
     options.tokens = m;
     options.strided = true;
-    check(make, options, 0);
+    check(weight_gradients_case(), options, 0);
   }
 }
 
 TEST(CpuRows, ReductionsAreUsedInTheSameProgram) {
   for (const i64 n : {1, 7, 64, 97, 500, 1500}) {
     for (const i64 m : {0, 1, 24, 257}) {
-      Make make("softmax", Form::rows, n);
-      const i32 x = make.load_tile("x", n, DType::bf16);
-      const i32 max = make.reduce(Op::row_max, {x});
-      const i32 e = make.op(Op::exp, {make.op(Op::sub, {x, max})});
-      const i32 sum = make.reduce(Op::row_sum, {e});
-      const i32 y = make.op(Op::div, {e, sum});
-      make.store("y", y);
-      make.store_vector("sum", sum);
-      const i32 l = make.reduce(Op::lse, {x});
-      make.store_vector("lse", l, DType::bf16);
-      make.store_vector("log_sum", make.reduce(Op::log_sum, {x}));
-      const i32 target = make.load_col("target", DType::i32);
-      const i32 picked = make.reduce(Op::pick, {x, target});
-      make.store_vector("loss", make.op(Op::sub, {l, picked}));
-      make.partial("columns", Op::col_sum, {y});
-      make.partial("total", Op::sum, {make.op(Op::sub, {l, picked})});
       RunOptions options;
       options.tokens = m;
       options.integer_limit["target"] = n;
       options.strided = true;
-      check(make, options, 300);
+      check(softmax_case(n, DType::i32, true), options, 300);
     }
   }
 }

@@ -2,6 +2,7 @@
 #include "backend/cuda/epilogue_host.h"
 
 #include "backend/cuda/epilogue_runs.h"
+#include "backend/program_cases.h"
 #include "coda/compile.h"
 #include "nn/models/llama_blocks.h"
 
@@ -109,26 +110,8 @@ TEST(EpilogueHost, ElementwiseOpsBroadcastEveryKind) {
 }
 
 TEST(EpilogueHost, UnaryOpsAndSpecialValues) {
-  Make make("special", Form::gemm, 24);
-  const i32 acc = make.gemm_nt(1, {24}, DType::f32);
-  const i32 zero = make.op(Op::mul, {acc, make.constant(0)});
   RunOptions options = rows(7);
-  const double inf = INFINITY;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    const std::string type(name_of(dtype));
-    const i32 x = make.op(Op::add, {make.load_tile("x_" + type, 24, dtype), zero});
-    make.store("copy_" + type, x, dtype);
-    for (const Op op : {Op::neg, Op::exp, Op::log, Op::tanh, Op::sigmoid, Op::rsqrt, Op::erf})
-      make.store(type + std::string("_") + std::to_string(static_cast<int>(op)), make.op(op, {x}));
-    const i32 c = make.load_col("c_" + type, dtype);
-    make.store("max_" + type, make.op(Op::maximum, {x, c}));
-    make.store("greater_" + type, make.op(Op::greater, {x, c}));
-    make.partial("row_max_" + type, Op::row_max, {x});
-    make.partial("lse_" + type, Op::lse, {x});
-    options.given["x_" + type] = {0.0,      -0.0, 1,   -1,  inf,  -inf, NAN, 60000, -60000, 0x1p-24,
-                                  -0x1p-24, 88,   -88, 104, -104, 2,    3,   5,     7};
-    options.given["c_" + type] = {0.0, inf, -inf, NAN, 1};
-  }
+  const Make make = special_values_case(options);
   check(make, options, 4);
 }
 
@@ -139,35 +122,12 @@ TEST(EpilogueHost, PairsInBothLayouts) {
   } cases[] = {{PairLayout::interleaved, 2, 14}, {PairLayout::interleaved, 2, 602},
                {PairLayout::halves, 16, 48},     {PairLayout::halves, 64, 640},
                {PairLayout::halves, 0, 400},     {PairLayout::halves, 6, 18}};
-  for (const auto& c : cases) {
-    Make make("pairs", Form::gemm, c.width);
-    const i32 acc = make.gemm_nt(8, {c.width}, DType::f32);
-    const i32 first = make.split(Op::first_of_pair, acc, c.layout, c.period);
-    const i32 second = make.split(Op::second_of_pair, acc, c.layout, c.period);
-    const i32 product = make.op(Op::mul, {make.op(Op::sigmoid, {first}), second});
-    make.store("hidden", product, DType::bf16);
-    make.store("joined", make.join(second, product, c.layout, c.period));
-    make.partial("sums", Op::row_sum, {product});
-    make.partial("acc_sums", Op::row_sum, {acc});
-    make.partial("columns", Op::col_sum, {product});
-    check(make, rows(129));
-  }
+  for (const auto& c : cases) check(pairs_case(c.layout, c.period, c.width), rows(129));
 }
 
 TEST(EpilogueHost, GateAndUpAsTwoBlocks) {
-  for (const i64 f : {7, 160}) {
-    Make make("swiglu", Form::gemm, 2 * f);
-    const i32 acc = make.gemm_nt(24, {f, f}, DType::bf16);
-    const i32 rstd = make.load_col("rstd");
-    const i32 gate = make.op(Op::mul, {make.cols(acc, 0, f), rstd});
-    const i32 up = make.op(Op::mul, {make.cols(acc, f, 2 * f), rstd});
-    const i32 z = make.cast(make.cat({gate, up}), DType::bf16);
-    make.store("z", z, DType::bf16);
-    const i32 g = make.cols(z, 0, f), u = make.cols(z, f, 2 * f);
-    make.store("hidden", make.op(Op::mul, {make.op(Op::mul, {g, make.op(Op::sigmoid, {g})}), u}),
-               DType::bf16);
-    for (const i64 m : {0, 1, 150}) check(make, rows(m));
-  }
+  for (const i64 f : {7, 160})
+    for (const i64 m : {0, 1, 150}) check(gate_and_up_case(f), rows(m));
 }
 
 /// The test of the test: up's columns taken one beside where they are must not go unnoticed.
@@ -191,30 +151,9 @@ TEST(EpilogueHost, NoticesAPairIndexOffByOne) {
 TEST(EpilogueHost, RotatesHeads) {
   for (const PairLayout layout : {PairLayout::interleaved, PairLayout::halves}) {
     for (const i64 p : {16, 128}) {
-      const i64 heads = 3, width = p * heads;
-      Make make("rope", Form::gemm, 2 * width + 7);
-      const i32 acc = make.gemm_nt(8, {width, width, 7}, DType::f32);
-      const i32 pos = make.load_col("pos", DType::i32);
-      const i32 freq = make.load_row("freq", p);
-      const i32 q = make.rotate(Op::rotate, make.cols(acc, 0, width), pos, freq, layout);
-      const i32 k = make.rotate(Op::unrotate, make.cols(acc, width, 2 * width), pos, freq, layout);
-      make.store("q", q);
-      make.store("k", k, DType::f16);
-      make.store("v", make.cols(acc, 2 * width, 2 * width + 7));
       RunOptions options = rows(129);
-      options.integer_limit["pos"] = 131072;
-      std::vector<double> frequencies;
-      for (i64 j = 0; j < p; ++j) {
-        const double turns =
-            std::pow(10000.0, -2.0 * static_cast<double>(j % (p / 2)) / static_cast<double>(p)) /
-            6.283185307179586;
-        const auto high = static_cast<float>(turns);
-        frequencies.push_back(j < p / 2 ? high : turns - high);
-      }
-      options.given["freq"] = frequencies;
-      options.given["pos"] = {0, 1, 2, 17, 4095, 65536, 131071};
-      // Angles are good to 1e-7 turns, 6.3e-7 radians: about 6 roundings of 2^-23.
-      check(make, options, 16);
+      const Make make = rope_case(layout, p, options);
+      check(make, options, kRopeTerms);
     }
   }
 }
@@ -243,33 +182,7 @@ TEST(EpilogueHost, SegmentsOneHotAndBroadcasts) {
 
 TEST(EpilogueHost, PartialsAreFinishedByTheNextProgram) {
   for (const i64 n : {63, 300}) {
-    Make first("reductions", Form::gemm, n);
-    const i32 acc = first.gemm_nt(24, {n}, DType::f32);
-    const i32 target = first.load_col("target", DType::i32);
-    first.partial("row_sums", Op::row_sum, {first.op(Op::mul, {acc, acc})});
-    first.partial("maxima", Op::row_max, {acc});
-    first.partial("lse", Op::lse, {acc});
-    first.partial("picked", Op::pick, {acc, target});
-    first.partial("col_sums", Op::col_sum, {acc});
-    Make second("finished", Form::gemm, n);
-    const i32 acc2 = second.gemm_nt(24, {n}, DType::f32);
-    const auto finished = [&](const char* name, Finish finish) {
-      return second.load_finished(name, Kind::col, 1, finish);
-    };
-    const i32 squares = finished("row_sums", Finish::sum);
-    const i32 rstd = second.op(Op::rsqrt, {second.op(Op::add, {squares, second.constant(0.5)})});
-    second.store("y0", second.op(Op::mul, {acc2, rstd}));
-    second.store("y1", second.op(Op::add, {acc2, finished("maxima", Finish::max)}));
-    second.store("y2", second.op(Op::sub, {acc2, finished("lse", Finish::lse)}));
-    second.store("y3", second.op(Op::sub, {acc2, finished("picked", Finish::sum)}));
-    second.store(
-        "y4",
-        second.op(Op::sub, {acc2, second.load_finished("col_sums", Kind::row, n, Finish::sum)}));
-    const i32 top = second.op(Op::sub, {acc2, finished("lse", Finish::lse_max)});
-    second.store("y5", second.op(Op::sub, {top, finished("lse", Finish::log_sum)}));
-    Chain chain;
-    chain.add(first.program);
-    chain.add(second.program);
+    const Chain chain = partials_case(n);
     for (const i64 m : {0, 127, 300}) {
       RunOptions options = rows(m);
       options.integer_limit["target"] = n;
@@ -282,15 +195,10 @@ TEST(EpilogueHost, PartialsAreFinishedByTheNextProgram) {
 }
 
 TEST(EpilogueHost, WeightGradientsGoToRowBlocksAndAccumulate) {
-  Make make("d_weights", Form::gemm, 40);
-  const i32 acc = make.gemm_tn(30 + 129 + 7, DType::bf16);
-  make.store("d_w0", make.rows(acc, 0, 30));
-  make.store("d_w1", make.rows(acc, 30, 159), DType::f32, true);
-  make.store("d_w2", make.rows(acc, 159, 166), DType::bf16);
   for (const i64 m : {0, 1, 257}) {
     RunOptions options = rows(m);
     options.strided = true;
-    check(make, options, 0);
+    check(weight_gradients_case(), options, 0);
   }
 }
 

@@ -2,9 +2,9 @@
 // embedding, AdamW and integers out of range.
 #include <functional>
 
-#include "backend/cpu/harness.h"
 #include "backend/cuda/gpu_test.h"
 #include "backend/cuda/through_host.h"
+#include "backend/program_cases.h"
 #include "base/convert.h"
 #include "coda/error.h"
 #include "plan/blocks.h"
@@ -80,20 +80,8 @@ TEST_F(CudaPlan, QkNormLayer) { check_block(blocks::qk_norm_layer, false); }
 
 TEST_F(CudaPlan, RowProgram) {
   for (const i64 n : {7, 97, 1304, 5000}) {
-    Make make("softmax", Form::rows, n);
-    const i32 x = make.load_tile("x", n, DType::bf16);
-    const i32 max = make.reduce(Op::row_max, {x});
-    const i32 e = make.op(Op::exp, {make.op(Op::sub, {x, max})});
-    const i32 sum = make.reduce(Op::row_sum, {e});
-    const i32 y = make.op(Op::div, {e, sum});
-    make.store("y", y);
-    const i32 l = make.reduce(Op::lse, {x});
-    const i32 target = make.load_col("target", DType::i64);
-    make.store_vector("loss", make.op(Op::sub, {l, make.reduce(Op::pick, {x, target})}));
-    make.partial("columns", Op::col_sum, {y});
-    make.partial("total", Op::sum, {l});
     Chain chain;
-    chain.add(make.program);
+    chain.add(softmax_case(n, DType::i64, true).program);
     for (const bool strided : {false, true}) {
       for (const i64 m : {0, 1, 300}) {
         RunOptions run;

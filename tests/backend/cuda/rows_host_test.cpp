@@ -4,9 +4,9 @@
 
 #include "backend/arena.h"
 #include "backend/bindings.h"
-#include "backend/cpu/harness.h"
 #include "backend/cuda/host_rows.h"
 #include "backend/cuda/program_rows.h"
+#include "backend/program_cases.h"
 
 namespace coda::cuda {
 namespace {
@@ -18,6 +18,7 @@ using coda::testing::i64;
 using coda::testing::Make;
 using coda::testing::Outputs;
 using coda::testing::RunOptions;
+using coda::testing::softmax_case;
 
 /// Runs plans of row and vector programs as a GPU would, on the host.
 class HostSession final : public Session {
@@ -87,26 +88,16 @@ void check(const Make& make, const RunOptions& options, double terms) {
 
 TEST(CudaRowsOnHost, ReductionsAreUsedInTheSameProgram) {
   for (const i64 n : {7, 1304}) {
-    Make make("softmax", Form::rows, n);
-    const i32 x = make.load_tile("x", n, DType::bf16);
-    const i32 max = make.reduce(Op::row_max, {x});
-    const i32 e = make.op(Op::exp, {make.op(Op::sub, {x, max})});
-    const i32 sum = make.reduce(Op::row_sum, {e});
-    const i32 y = make.op(Op::div, {e, sum});
-    make.store("y", y);
-    make.store_vector("sum", sum);
-    const i32 l = make.reduce(Op::lse, {x});
-    make.store_vector("lse", l, DType::bf16);
-    make.store_vector("log_sum", make.reduce(Op::log_sum, {x}));
-    const i32 target = make.load_col("target", DType::i32);
-    make.store_vector("loss", make.op(Op::sub, {l, make.reduce(Op::pick, {x, target})}));
-    for (const bool strided : {false, true}) {
-      for (const i64 m : {0, 1, 35}) {
-        RunOptions options;
-        options.tokens = m;
-        options.integer_limit["target"] = n;
-        options.strided = strided;
-        check(make, options, 300);
+    for (const bool column_sums : {false, true}) {
+      const Make make = softmax_case(n, DType::i32, column_sums);
+      for (const bool strided : {false, true}) {
+        for (const i64 m : {0, 1, 35}) {
+          RunOptions options;
+          options.tokens = m;
+          options.integer_limit["target"] = n;
+          options.strided = strided;
+          check(make, options, 300);
+        }
       }
     }
   }
