@@ -25,7 +25,8 @@ class AtomsBelow {
   NodeId before_;
 };
 
-/// Its name, or %id.
+/// Its name; without one, what it is made of, a few ops deep: ids of a graph that is rewritten
+/// would mean nothing to who reads the printed one.
 std::string label_of(const Graph& graph, NodeId id);
 
 }  // namespace coda

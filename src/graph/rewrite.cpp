@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "graph/rebuild.h"
+#include "ops/op_table.h"
 
 namespace coda {
 
@@ -64,9 +65,29 @@ Tensor rebuild(Graph& graph, NodeId id, const std::vector<NodeId>& map) {
   return graph.named(graph.make(node.op, operands, node.attrs), node.name);
 }
 
-std::string label_of(const Graph& graph, NodeId id) {
+namespace {
+
+std::string described(const Graph& graph, NodeId id, int depth) {
   const Node& node = graph.node(id);
-  return node.name.empty() ? fmt::format("%{}", id) : "%" + node.name;
+  if (!node.name.empty()) return "%" + node.name;
+  if (node.op == Op::constant) return fmt::format("{}", node.attrs.value);
+  if (node.in.empty()) return std::string(name_of(node.op));
+  std::string text(name_of(node.op));
+  text += '(';
+  for (std::size_t i = 0; i < node.in.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += depth > 0 ? described(graph, node.in[i], depth - 1) : "..";
+  }
+  if (node.op == Op::cols || node.op == Op::rows)
+    text += fmt::format(", {}, {}", node.attrs.lo, node.attrs.hi);
+  return text + ')';
+}
+
+}  // namespace
+
+std::string label_of(const Graph& graph, NodeId id) {
+  constexpr int kDepth = 3;
+  return described(graph, id, kDepth);
 }
 
 }  // namespace coda
