@@ -30,9 +30,9 @@ double input_value(const Buffer& buffer, std::int64_t index, std::int64_t tokens
 }
 
 /// Causal attention over one sequence.
-CompileRequest attention_block(Graph& graph, const LlamaBlockSizes& s) {
-  const std::int64_t heads = s.d_model / s.head_dim;
-  const std::int64_t kv_heads = s.n_kv_heads > 0 ? s.n_kv_heads : heads;
+CompileRequest attention_block(Graph& graph, const LlamaBlockSizes& sizes) {
+  const LlamaBlockSizes s = complete(sizes);
+  const std::int64_t heads = s.d_model / s.head_dim, kv_heads = s.n_kv_heads;
   const Tensor q = graph.tile("q", s.d_model, s.dtype);
   const Tensor k = graph.tile("k", kv_heads * s.head_dim, s.dtype);
   const Tensor v = graph.tile("v", kv_heads * s.head_dim, s.dtype);

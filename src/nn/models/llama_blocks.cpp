@@ -16,11 +16,15 @@ void check_size(const char* name, std::int64_t value) {
 
 }  // namespace
 
-LlamaBlockSizes complete(const LlamaBlockSizes& sizes) {
+LlamaBlockSizes complete(const LlamaBlockSizes& sizes, bool has_heads) {
   LlamaBlockSizes s = sizes;
   check_size("d_model", s.d_model);
-  check_size("head_dim", s.head_dim);
   check_size("vocab", s.vocab);
+  if (!is_float(s.dtype) || s.dtype == DType::f64) {
+    throw_error<UsageError>("block: dtype: expected f32, bf16 or f16, got {}.", name_of(s.dtype));
+  }
+  if (!has_heads) return s;
+  check_size("head_dim", s.head_dim);
   if (s.d_model % s.head_dim != 0 || s.head_dim % 2 != 0) {
     throw_error<UsageError>(
         "block: head_dim: expected an even divisor of d_model = {}, got {}. Give another head_dim.",
@@ -33,9 +37,6 @@ LlamaBlockSizes complete(const LlamaBlockSizes& sizes) {
   if (s.d_model / s.head_dim % s.n_kv_heads != 0) {
     throw_error<UsageError>("block: n_kv_heads: expected a divisor of the {} heads, got {}.",
                             s.d_model / s.head_dim, s.n_kv_heads);
-  }
-  if (!is_float(s.dtype) || s.dtype == DType::f64) {
-    throw_error<UsageError>("block: dtype: expected f32, bf16 or f16, got {}.", name_of(s.dtype));
   }
   return s;
 }
@@ -77,7 +78,7 @@ CompileRequest llama_layer_block(Graph& g, const LlamaBlockSizes& sizes) {
 }
 
 CompileRequest llama_head_block(Graph& g, const LlamaBlockSizes& sizes) {
-  const LlamaBlockSizes s = complete(sizes);
+  const LlamaBlockSizes s = complete(sizes, false);
   const Tensor hidden = g.tile("hidden", s.d_model, s.dtype);
   const Tensor head = g.weight("head", s.vocab, s.d_model, s.dtype);
   const Tensor targets = g.col("targets", DType::i32);

@@ -20,8 +20,9 @@ struct LlamaBlockSizes {
   DType dtype = DType::bf16;  ///< of tile inputs, their cotangents and weights
 };
 
-/// The sizes with defaults filled in. Throws UsageError for sizes that do not fit together.
-LlamaBlockSizes complete(const LlamaBlockSizes& sizes);
+/// The sizes with defaults filled in; without heads, those of the head (d_model, vocab, dtype)
+/// only. Throws UsageError for sizes that do not fit together.
+LlamaBlockSizes complete(const LlamaBlockSizes& sizes, bool has_heads = true);
 
 /// x1 = attention_out o_proj^T + residual; x2 = swiglu(gate, up of rms_norm(x1)) down^T + x1;
 /// q, k = rope(...), v of rms_norm(x2). Outputs x2, q, k, v with cotangents d_x2, d_q, d_k, d_v;
