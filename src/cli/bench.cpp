@@ -5,6 +5,7 @@
 #include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -13,6 +14,8 @@
 
 namespace coda {
 namespace {
+
+using nlohmann::ordered_json;
 
 struct BenchCommand {
   BlockOptions block;
@@ -134,16 +137,19 @@ int BenchCommand::run() const {
       const bool is_forward = phase == Phase::forward;
       const double time = median(is_forward ? c.forward : c.backward);
       const Cost cost = cost_of_phase(*c.plan, phase, block.tokens);
+      // Attention's are not counted: they depend on the lengths of the sequences.
+      std::optional<double> gflops;
+      if (cost.flops > 0) gflops = cost.flops / time * 1e-9;
       const char* name = is_forward ? "forward" : "backward";
       output.object({{"block", block.block},
                      {"plan", c.name},
                      {"phase", name},
                      {"milliseconds", time * 1e3},
-                     {"gflops", cost.flops / time * 1e-9},
+                     {"gflops", gflops ? ordered_json(*gflops) : nullptr},
                      {"gigabytes_per_second", cost.bytes / time * 1e-9},
                      {"runs", c.forward.size()}});
-      output.result("{:<9} {:<9} {:>10.2f} {:>10.1f} {:>10.1f}\n", c.name, name, time * 1e3,
-                    cost.flops / time * 1e-9, cost.bytes / time * 1e-9);
+      output.result("{:<9} {:<9} {:>10.2f} {:>10} {:>10.1f}\n", c.name, name, time * 1e3,
+                    gflops ? fmt::format("{:.1f}", *gflops) : "n/a", cost.bytes / time * 1e-9);
     }
   }
   return 0;
