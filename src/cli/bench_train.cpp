@@ -190,7 +190,7 @@ Command add_bench_train(CLI::App& bench) {
   BenchTrainCommand& c = *command;
   LlamaConfig& m = c.config;
   m.hidden_size = 256, m.num_hidden_layers = 4, m.intermediate_size = 768, m.vocab_size = 4096;
-  m.num_attention_heads = m.num_key_value_heads = 4, m.head_dim = 64;
+  m.num_attention_heads = 4, m.num_key_value_heads = 0, m.head_dim = 64;
   const auto size = [&](const char* name, std::int64_t& value, const char* what) {
     train->add_option(name, value, what)
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
@@ -200,7 +200,10 @@ Command add_bench_train(CLI::App& bench) {
   size("--d-model", m.hidden_size, "Width");
   size("--layers", m.num_hidden_layers, "Layers");
   size("--heads", m.num_attention_heads, "Heads");
-  size("--kv-heads", m.num_key_value_heads, "Heads of keys and values");
+  train->add_option("--kv-heads", m.num_key_value_heads, "Key-value heads, 0: as many as heads")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+      ->capture_default_str()
+      ->group("Model");
   size("--head-dim", m.head_dim, "Width of a head");
   size("--d-ff", m.intermediate_size, "Width of the MLP");
   size("--vocab", m.vocab_size, "Vocabulary");
@@ -218,7 +221,13 @@ Command add_bench_train(CLI::App& bench) {
       ->group("Run");
   c.device.add_options(*train);
   c.output.add_option(*train);
-  return {train, [command] { return command->run(); }};
+  train->footer("Example:\n  coda bench train --dtype bf16 --steps 10");
+  return {train, [command] {
+            LlamaConfig& config = command->config;
+            if (config.num_key_value_heads == 0)
+              config.num_key_value_heads = config.num_attention_heads;
+            return command->run();
+          }};
 }
 
 }  // namespace coda

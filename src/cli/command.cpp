@@ -29,7 +29,8 @@ CLI::Validator whole_number() {
 }
 
 void DeviceOptions::add_options(CLI::App& app) {
-  app.add_option("--device", device, "cpu, cuda (a Hopper GPU), or reference: slow scalar code that defines the result")
+  app.add_option("--device", device,
+                 "cpu, cuda (a Hopper GPU), or reference: slow scalar code that defines the result")
       ->group("Device")
       ->capture_default_str();
   app.add_option("--threads", threads, "Threads, 0: all cores. Results do not depend on it")

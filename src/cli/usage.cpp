@@ -1,6 +1,7 @@
 #include "cli/usage.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <cstdint>
@@ -86,7 +87,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     case CLI::ExitCodes::ExtrasError:
       text = fmt::format("{}expected a command and its options only, got {}",
                          command == "coda" ? "" : after(command, " ") + ": ",
-                         quoted(after(what, "expected: ")));
+                         quoted(fmt::format("{}", fmt::join(app.remaining(true), " "))));
       break;
     case CLI::ExitCodes::RequiredError:
       text = fmt::format("{}: expected a value, got none", before(what, " is required"));
