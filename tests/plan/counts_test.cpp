@@ -202,6 +202,16 @@ TEST(Counts, EvaluationStoresNoLogits) {
     EXPECT_FALSE(buffer.kind == Kind::tile && buffer.cols == 32768) << buffer.name;
 }
 
+TEST(Counts, TilesOf16BitPlansAreOf16Bits) {
+  for (const auto build : {llama_layer, head, parallel_block}) {
+    const auto plan = compiled(build, large(), bf16());
+    for (const Buffer& buffer : plan->buffers)
+      if (buffer.kind == Kind::tile && buffer.rows == kTokens && !buffer.partial) {
+        EXPECT_EQ(buffer.dtype, DType::bf16) << buffer.name;
+      }
+  }
+}
+
 TEST(Counts, ParallelBlockExplainsEachLeftover) {
   const auto plan = compiled(parallel_block, large(), bf16());
   const Counts forward = count(plan->forward, *plan), backward = count(plan->backward, *plan);
