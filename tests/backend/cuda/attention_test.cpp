@@ -224,8 +224,6 @@ void expect_definition(const Case& c, const Runner& runner) {
   EXPECT_LE(error(run.d_v, want.d_v), limit + sums) << "d_v";
 }
 
-const char* const kShimFolder = CODA_SOURCE_DIR "/tests/backend/cuda";
-
 /// Runs the kernels' text, compiled for the host.
 void run_on_host(const Case& c, Operands& run) {
   for (const bool backward : {false, true}) {
@@ -238,12 +236,10 @@ void run_on_host(const Case& c, Operands& run) {
     EXPECT_EQ(launches.params.aligned != 0, c.aligned);
     const auto sources = attention_sources(variant);
     for (std::size_t i = 0; i < launches.sizes.size(); ++i) {
-      static std::map<std::string, std::unique_ptr<HostKernel>> kernels;
-      auto& kernel = kernels[sources[i].name];
-      if (!kernel) {
-        kernel = std::make_unique<HostKernel>(sources[i], "AttentionParams", kShimFolder);
-      }
-      kernel->launch(launches.sizes[i].grid, launches.sizes[i].block, &launches.params);
+      static HostKernels kernels;
+      const void* const argument = &launches.params;
+      kernels.get(sources[i])
+          .launch(launches.sizes[i].grid, launches.sizes[i].block, {&argument, 1});
     }
   }
 }
@@ -261,7 +257,7 @@ bool is_sanitized() {
 class CudaAttentionHost : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(kShimFolder)) GTEST_SKIP() << "needs the sources";
+    if (!std::filesystem::exists(kHostGpuFolder)) GTEST_SKIP() << "needs the sources";
     if (is_sanitized()) GTEST_SKIP() << "fibers confuse the address sanitizer";
     if (std::system("c++ --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs c++ on the path";
   }

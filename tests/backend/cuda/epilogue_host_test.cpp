@@ -1,7 +1,7 @@
 // Generated epilogues on the host against the reference backend, at ragged sizes.
-#include "backend/cuda/epilogue_host.h"
-
 #include "backend/cuda/epilogue_runs.h"
+#include "backend/cuda/host_kernel.h"
+#include "backend/cuda/program_gemm.h"
 #include "backend/program_cases.h"
 #include "coda/compile.h"
 #include "nn/models/llama_blocks.h"
@@ -9,20 +9,32 @@
 namespace coda::testing {
 namespace {
 
+cuda::HostKernels& host_kernels() {
+  static cuda::HostKernels kernels;
+  return kernels;
+}
+
+void launch_on_host(const cuda::ProgramLaunch& launch) {
+  if (launch.grid == 0) return;
+  std::vector<const void*> arguments;
+  for (const auto& parameter : launch.parameters) arguments.push_back(parameter.data());
+  host_kernels().get(launch.source).launch(launch.grid, launch.block, arguments);
+}
+
 void run_on_host(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
   const cuda::ProgramGemm program(step.program);
   // NaN everywhere that was not written.
   std::vector<char> workspace(program.workspace_bytes(tokens) + 256, '\xff');
-  const cuda::ProgramGemm::Run run{views, tokens, workspace.data(), cuda::host::encode};
-  for (const auto& launch : program.vectors(run)) cuda::host::launch(launch);
-  for (const auto& launch : program.plan().launches) cuda::host::launch(program.plain(launch, run));
+  const cuda::ProgramGemm::Run run{views, tokens, workspace.data(), cuda::host_tensor_map};
+  for (const auto& launch : program.vectors(run)) launch_on_host(launch);
+  for (const auto& launch : program.plan().launches) launch_on_host(program.plain(launch, run));
   if (program.product() != nullptr && program.rows(tokens) > 0) {
     const std::vector<TensorView> product = program.product_views(run);
-    const cuda::ProgramGemm::Run first{product, tokens, workspace.data(), cuda::host::encode};
+    const cuda::ProgramGemm::Run first{product, tokens, workspace.data(), cuda::host_tensor_map};
     for (const auto& launch : program.product()->plan().launches)
-      cuda::host::launch(program.product()->plain(launch, first));
+      launch_on_host(program.product()->plain(launch, first));
   }
-  for (const auto& launch : program.general(run)) cuda::host::launch(launch);
+  for (const auto& launch : program.general(run)) launch_on_host(launch);
 }
 
 void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms = 64) {
@@ -142,9 +154,9 @@ TEST(EpilogueHost, NoticesAPairIndexOffByOne) {
   const auto reference = make_reference_backend(DType::f32);
   const Outputs want = run_plan(*reference, chain.plan(), rows(20));
   EXPECT_EQ(run_plan(host, chain.plan(), rows(20)).at("y"), want.at("y"));
-  cuda::host::planted() = {"1 * kPartColumns / 2 +", "1 * kPartColumns / 2 - 1 +"};
+  host_kernels().plant("1 * kPartColumns / 2 +", "1 * kPartColumns / 2 - 1 +");
   const Outputs wrong = run_plan(host, chain.plan(), rows(20));
-  cuda::host::planted() = {};
+  host_kernels().plant("", "");
   EXPECT_NE(wrong.at("y"), want.at("y"));
 }
 

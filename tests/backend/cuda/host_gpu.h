@@ -1,10 +1,9 @@
-// A GPU made of fibers: enough of CUDA's language and of our PTX functions for a kernel's text to
-// be compiled for the host. One fiber a thread, one CTA at a time. Instructions of a whole warp
-// (and
-// __syncthreads) wait for their last thread, which does the work; a warp whose threads meet in
-// different instructions, and an access outside shared memory, end the program with a message.
-// Asynchronous copies land when they are waited for, not before. Included by text that
-// host_kernel.h writes; never by tests.
+// A GPU made of fibers: what stands for CUDA's language and for our PTX functions (ptx.cuh,
+// attention_ptx.cuh) when a kernel's text is compiled for the host. One fiber a thread, one CTA at
+// a time. Instructions of a whole warp, and barriers, wait for their last thread, which does the
+// work; threads that meet in different instructions, threads that wait for ever, and accesses
+// outside shared memory end the program with a message. Shared memory is NaN at first. Copies land
+// when they are waited for, not before. Included by text that host_kernel.h writes; never by tests.
 #pragma once
 
 #include <ucontext.h>
@@ -15,19 +14,60 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __shared__
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+// Static arrays; host_kernel.h drops the word where a kernel declares dynamic shared memory.
+#define __shared__ static __attribute__((section("coda_shared")))
 
 struct HostIndex {
-  unsigned x;
+  unsigned x, y, z;
 };
-static HostIndex threadIdx, blockIdx;
+static HostIndex threadIdx, blockIdx, blockDim, gridDim;
+
+// ---- CUDA's arithmetic
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline int min(int a, int b) { return a < b ? a : b; }
+// Newer C libraries have functions of these names too.
+#define sinpif host_sinpif
+#define cospif host_cospif
+inline float host_sinpif(float x) {
+  return static_cast<float>(std::sin(M_PI * static_cast<double>(x)));
+}
+inline float host_cospif(float x) {
+  return static_cast<float>(std::cos(M_PI * static_cast<double>(x)));
+}
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return std::exchange(*at, *at + x); }
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float __uint_as_float(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline std::uint32_t __float_as_uint(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
+
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_coda_shared[];
+extern "C" __attribute__((weak, visibility("hidden"))) char __stop_coda_shared[];
 
 namespace coda_device {
 
@@ -60,7 +100,8 @@ static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static unsigned current = 0;
 static std::vector<Meeting> warps;
-static Meeting cta;
+static Meeting named_barriers[16];       // 0: __syncthreads
+static unsigned long long progress = 0;  // of any fiber, to find those that wait for ever
 
 [[noreturn]] inline void fail(const char* what, const char* other) {
   std::fprintf(stderr, "host_gpu: CTA %u, thread %u: %s%s\n", blockIdx.x, current, what, other);
@@ -78,6 +119,7 @@ void meet(Meeting& meeting, unsigned count, const char* what, const Work& work) 
   if (meeting.arrived > 0 && std::strcmp(meeting.what, what) != 0) fail(what, meeting.what);
   meeting.what = what;
   const unsigned turn = meeting.turn;
+  ++progress;
   if (++meeting.arrived == count) {
     work();
     meeting.arrived = 0;
@@ -93,59 +135,90 @@ Meeting::Words warp_instruction(const char* what, const Meeting::Words& in, cons
   Meeting& warp = warps[current / 32];
   const unsigned lane = current % 32;
   warp.in[lane] = in;
-  meet(warp, 32, what, [&] { work(warp); });
+  const auto threads = static_cast<unsigned>(fibers.size()) - current / 32 * 32;
+  meet(warp, threads < 32 ? threads : 32, what, [&] { work(warp); });
   return warp.out[lane];
 }
 
-inline void launch(unsigned grid, unsigned block, unsigned dynamic_bytes,
-                   const std::function<void()>& kernel) {
-  static const std::function<void()>* entry;
-  entry = &kernel;
-  shared_bytes = dynamic_bytes;
-  constexpr std::size_t kStackBytes = 64 << 10;
-  fibers.resize(block);
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    std::memset(memory, 0xff, sizeof(memory));  // NaN in every format
-    warps.assign((block + 31) / 32, Meeting{});
-    cta = Meeting{};
-    for (unsigned i = 0; i < block; ++i) {
-      Fiber& fiber = fibers[i];
-      fiber.done = false;
-      fiber.open.clear();
-      fiber.groups.clear();
-      fiber.stack.resize(kStackBytes);
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = &scheduler;
-      makecontext(
-          &fiber.context,
-          +[] {
-            (*entry)();
-            fibers[current].done = true;
-          },
-          0);
+static const std::function<void()>* entry;
+
+inline void start(Fiber& fiber) {
+  constexpr std::size_t kStackBytes = 128 << 10;
+  fiber.done = false;
+  fiber.open.clear();
+  fiber.groups.clear();
+  fiber.stack.resize(kStackBytes);
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = &scheduler;
+  makecontext(
+      &fiber.context,
+      +[] {
+        (*entry)();
+        fibers[current].done = true;
+        ++progress;
+      },
+      0);
+}
+
+inline void run_cta() {
+  std::memset(memory, 0xff, sizeof(memory));  // NaN in every format
+  if (__start_coda_shared) {
+    std::memset(__start_coda_shared, 0xff,
+                static_cast<std::size_t>(__stop_coda_shared - __start_coda_shared));
+  }
+  warps.assign((fibers.size() + 31) / 32, Meeting{});
+  for (Meeting& barrier : named_barriers) barrier = Meeting{};
+  for (Fiber& fiber : fibers) start(fiber);
+  for (bool left = true; left;) {
+    left = false;
+    const auto before = progress;
+    // Later warps first, so that a missing barrier is not hidden by the order of threads.
+    for (auto i = static_cast<unsigned>(fibers.size()); i-- > 0;) {
+      if (fibers[i].done) continue;
+      threadIdx.x = current = i;
+      swapcontext(&scheduler, &fibers[i].context);
+      left = left || !fibers[i].done;
     }
-    for (unsigned left = block; left > 0;) {
-      left = 0;
-      // Later warps first, so that a missing barrier is not hidden by the order of threads.
-      for (unsigned i = block; i-- > 0;) {
-        if (fibers[i].done) continue;
-        threadIdx.x = current = i;
-        swapcontext(&scheduler, &fibers[i].context);
-        left += !fibers[i].done;
-      }
-    }
+    if (left && progress == before) fail("waits for ever, as do all that have not returned", "");
   }
 }
 
-// ---- CUDA's own functions
+template <class... Params, std::size_t... kIndex>
+void call_with(void (*kernel)(Params...), const void* const* arguments,
+               std::index_sequence<kIndex...>) {
+  kernel(*static_cast<const Params*>(arguments[kIndex])...);
+}
 
-inline void sync_threads() {
-  meet(cta, static_cast<unsigned>(fibers.size()), "__syncthreads", [] {});
+/// Runs grid_x * grid_y CTAs of a kernel, whose parameters lie at `arguments`.
+template <class... Params>
+void launch(void (*kernel)(Params...), unsigned grid_x, unsigned grid_y, unsigned block,
+            unsigned dynamic_bytes, const void* const* arguments) {
+  const std::function<void()> call = [&] {
+    call_with(kernel, arguments, std::index_sequence_for<Params...>{});
+  };
+  entry = &call;
+  shared_bytes = dynamic_bytes;
+  fibers.resize(block);
+  blockDim = {block, 1, 1};
+  gridDim = {grid_x, grid_y, 1};
+  for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) run_cta();
+  }
+}
+
+// ---- CUDA's barriers and shuffles
+
+inline void named_barrier_sync(int id, int threads) {
+  meet(named_barriers[id], static_cast<unsigned>(threads), "bar.sync", [] {});
+}
+inline void __syncthreads() { named_barrier_sync(0, static_cast<int>(fibers.size())); }
+inline void __syncwarp() {
+  warp_instruction("__syncwarp", {}, [](Meeting&) {});
 }
 template <class T>
-T shuffle_xor(T value, int mask) {
+T __shfl_xor_sync(unsigned, T value, int mask) {
   Meeting::Words words{};
   std::memcpy(words.word, &value, sizeof(T));
   words.word[1] = static_cast<std::uint64_t>(mask);
@@ -158,17 +231,6 @@ T shuffle_xor(T value, int mask) {
   std::memcpy(&result, out.word, sizeof(T));
   return result;
 }
-#define __syncthreads() ::coda_device::sync_threads()
-#define __shfl_xor_sync(mask, value, step) ::coda_device::shuffle_xor(value, step)
-
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline float __uint_as_float(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
 
 // ---- ptx.cuh and attention_ptx.cuh
 
@@ -186,9 +248,32 @@ inline unsigned char* shared_at(u64 address, unsigned bytes) {
   return memory + address;
 }
 
+inline float* dynamic_shared() { return reinterpret_cast<float*>(memory); }
+inline void store_shared(u32 address, float x) { std::memcpy(shared_at(address, 4), &x, 4); }
+inline float load_shared(u32 address) {
+  float x;
+  std::memcpy(&x, shared_at(address, 4), 4);
+  return x;
+}
+inline void store_shared_v4(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  const u32 words[4] = {a, b, c, d};
+  std::memcpy(shared_at(address, 16), words, 16);
+}
+inline u32 load_global_once(const u16* address) {
+  u32 value;
+  std::memcpy(&value, address, 4);
+  return value;
+}
+
+// Arithmetic and conversion
+
+inline float approximate_exp2(float x) { return std::exp2(x); }
+inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float approximate_reciprocal(float x) { return 1.0f / x; }
+inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+
 inline u16 bf16_bits(float value) {
-  u32 bits;
-  std::memcpy(&bits, &value, 4);
+  const u32 bits = __float_as_uint(value);
   if (value != value) return 0x7fff;
   return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
@@ -220,6 +305,20 @@ inline u32 pack_f16(float low, float high) {
   return f16_bits(low) | static_cast<u32>(f16_bits(high)) << 16;
 }
 
+// Instructions of a warp
+
+/// Four 8 x 8 matrices; lane 8 m + r gives the address of row r of matrix m, and holds of each
+/// matrix columns 2 (l % 4) and the next of row l / 4.
+inline void store_matrix_x4(u32 address, u32 r0, u32 r1, u32 r2, u32 r3) {
+  warp_instruction("stmatrix", {{address, r0, r1, r2, r3}}, [](Meeting& warp) {
+    for (unsigned m = 0; m < 4; ++m) {
+      for (unsigned lane = 0; lane < 32; ++lane) {
+        const u32 pair = static_cast<u32>(warp.in[lane].word[1 + m]);
+        std::memcpy(shared_at(warp.in[8 * m + lane / 4].word[0], 16) + 4 * (lane % 4), &pair, 4);
+      }
+    }
+  });
+}
 /// Four 8 x 8 matrices; lane 8 m + r gave the address of row r of matrix m.
 inline void load_matrices(const char* what, bool transposed, u32 address, u32& r0, u32& r1, u32& r2,
                           u32& r3) {
@@ -313,10 +412,41 @@ void copy_async_wait() {
     groups.erase(groups.begin());
   }
 }
-inline void store_shared_v4(u32 address, u32 a, u32 b, u32 c, u32 d) {
-  const u32 words[4] = {a, b, c, d};
-  std::memcpy(shared_at(address, 16), words, 16);
+
+// The copy engine
+
+/// What host_tensor_map (host_kernel.h) leaves in a tensor map.
+struct HostMap {
+  char* pointer;
+  long long rows, columns, stride;
+};
+/// 16 rows of 64 elements of 16 bits with 128-byte swizzle, clipped.
+template <class Map>
+void tma_store_2d(const Map* map, u32 source, int x, int y) {
+  HostMap to;
+  std::memcpy(&to, map, sizeof(to));
+  const unsigned char* tile = shared_at(source, 1);
+  shared_at(source + 16 * 128 - 1, 1);
+  for (int r = 0; r < 16; ++r) {
+    for (int c = 0; c < 64; ++c) {
+      if (y + r >= to.rows || x + c >= to.columns) continue;
+      std::memcpy(to.pointer + ((y + r) * to.stride + x + c) * 2,
+                  tile + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, 2);
+    }
+  }
 }
-inline float exp2_approximate(float x) { return std::exp2(x); }
+inline void fence_proxy_async() {}
+inline void bulk_commit_group() {}
+template <int kPending>
+void bulk_wait_group_read() {}
+
+// Named by the schedule and the ring, but never reached by the kernels that run here.
+
+inline u32 sm_id() { return 0; }
+inline u32 atomic_add(u32*, u32) { return 0; }
+inline u32 atomic_add_ordered(u32*, u32) { return 0; }
+inline void mbarrier_arrive(u32) {}
+inline void mbarrier_arrive_cluster(u32) {}
+inline u32 map_to_rank(u32 address, u32) { return address; }
 
 }  // namespace coda_device

@@ -4,7 +4,7 @@
 
 #include "backend/arena.h"
 #include "backend/bindings.h"
-#include "backend/cuda/host_rows.h"
+#include "backend/cuda/host_kernel.h"
 #include "backend/cuda/program_rows.h"
 #include "backend/program_cases.h"
 
@@ -19,6 +19,11 @@ using coda::testing::Make;
 using coda::testing::Outputs;
 using coda::testing::RunOptions;
 using coda::testing::softmax_case;
+
+void run_on_host(HostKernels& kernels, const RowsLaunch& launch) {
+  const void* const argument = launch.parameter.data();
+  kernels.get(*launch.source).launch(launch.grid, launch.block, {&argument, 1}, launch.grid_y);
+}
 
 /// Runs plans of row and vector programs as a GPU would, on the host.
 class HostSession final : public Session {
@@ -42,10 +47,7 @@ class HostSession final : public Session {
       }
       for (const auto& launch :
            steps_[i].launches(views, tokens, workspace_.view().as<float>(), &flag_)) {
-        const bool finish = launch.source->entry == "coda_finish";
-        kernels_.get(*launch.source, finish ? "FinishParams" : "RowsParams")(
-            launch.parameter.data(), launch.grid, launch.grid_y, launch.block,
-            launch.source->shared_bytes);
+        run_on_host(kernels_, launch);
       }
     }
     bindings_.end(phase);
@@ -278,9 +280,7 @@ TEST(CudaRowsOnHost, FinishesPartialsOfRows) {
     for (const auto& launch : program.launches(views, m, workspace.view().as<float>(), nullptr)) {
       const bool finish = launch.source->entry == "coda_finish";
       EXPECT_TRUE(granules > 64 || !finish);
-      kernels.get(*launch.source, finish ? "FinishParams" : "RowsParams")(
-          launch.parameter.data(), launch.grid, launch.grid_y, launch.block,
-          launch.source->shared_bytes);
+      run_on_host(kernels, launch);
     }
     for (i64 r = 0; r < m; ++r) {
       double total = 0, largest = -1e9, top = -1e9, exponentials = 0;
