@@ -125,4 +125,9 @@ struct CpuGemmInfo {
 };
 CpuGemmInfo cpu_gemm_info(CpuGemm choice = CpuGemm::from_environment);
 
+/// The instruction set that the CPU's kernels use: "AVX2", "AVX-512", ... CODA_CPU caps it for the
+/// whole process: auto (or unset), avx512, avx2, baseline (what the compiler takes for granted).
+/// Throws UsageError for an unknown value, as make_cpu_backend does.
+std::string cpu_instruction_set();
+
 }  // namespace coda

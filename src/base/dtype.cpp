@@ -34,7 +34,8 @@ DType parse_dtype(std::string_view name) {
   for (const Entry& e : kEntries) {
     if (e.name == name) return e.dtype;
   }
-  throw_error<UsageError>("dtype: expected f32, bf16, f16, f64, i32 or i64, got \"{}\"", name);
+  throw_error<UsageError>(
+      "dtype: expected f32, bf16, f16, f64, i32 or i64, got \"{}\". Use one of these.", name);
 }
 
 bool is_float(DType dtype) { return dtype != DType::i32 && dtype != DType::i64; }

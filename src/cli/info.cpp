@@ -1,6 +1,8 @@
 #include "backend/cuda/info.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "backend/backend.h"
@@ -27,18 +29,34 @@ std::string cpu_features() {
   return text.empty() ? "none of those that coda uses" : text;
 }
 
+/// Lines such as "cuda compiler: NVRTC 13.0" as members of an object: "cuda_compiler", ...
+void add_lines(nlohmann::ordered_json& object, const std::string& lines) {
+  std::istringstream text(lines);
+  for (std::string line; std::getline(text, line);) {
+    const std::size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    std::string label = line.substr(0, colon);
+    std::replace(label.begin(), label.end(), ' ', '_');
+    object[label] = line.substr(colon + 2);
+  }
+}
+
 int run(const Printer& output) {
   const unsigned threads = std::thread::hardware_concurrency();
-  const std::string gpu = cuda::info();  // lines; the first is "cuda: ..."
-  constexpr std::size_t kLabel = std::string_view("cuda: ").size();
+  const std::string gpu = cuda::info();
+  const std::string kernels = cpu_instruction_set();
   const CpuGemmInfo gemm = cpu_gemm_info();
-  output.object({{"version", version()},
-                 {"cpu", cpu_features()},
-                 {"threads", threads},
-                 {"gemm", {{"f32", gemm.f32}, {"bf16", gemm.bf16}, {"f16", gemm.f16}}},
-                 {"onednn", gemm.onednn},
-                 {"cuda", gpu.substr(kLabel, gpu.find('\n') - kLabel)}});
-  output.result("coda: {}\ncpu: {}\nthreads: {}\n", version(), cpu_features(), threads);
+  nlohmann::ordered_json all = {
+      {"version", version()},
+      {"cpu", cpu_features()},
+      {"kernels", kernels},
+      {"threads", threads},
+      {"gemm", {{"f32", gemm.f32}, {"bf16", gemm.bf16}, {"f16", gemm.f16}}},
+      {"onednn", gemm.onednn}};
+  add_lines(all, gpu);
+  output.object(all);
+  output.result("coda: {}\ncpu: {}\ncpu kernels: {}\nthreads: {}\n", version(), cpu_features(),
+                kernels, threads);
   output.result("cpu gemm: f32 {}, bf16 {}, f16 {}\noneDNN: {}\n{}", gemm.f32, gemm.bf16, gemm.f16,
                 gemm.onednn, gpu);
   return 0;

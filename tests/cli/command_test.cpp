@@ -143,6 +143,9 @@ TEST(Command, VerifyAgreesWithTransformers) {
     EXPECT_EQ(lines.back()["failed"], 0);
     EXPECT_EQ(lines.back()["compared"], lines.size() - 1);
     EXPECT_GT(lines.size(), 12u);
+    const Result bf16 = shell(folder, "coda verify --dtype bf16 --model " + model + " --case " +
+                                          model + "/case.safetensors");
+    EXPECT_EQ(bf16.code, 0) << bf16.out << bf16.err;
     // a bound that fp32 cannot meet: the comparison can fail
     const Result strict = shell(folder, "coda verify --tol 1e-12 --model " + model + " --case " +
                                             model + "/case.safetensors");
@@ -162,6 +165,46 @@ std::vector<std::string> state_of(const std::filesystem::path& run) {
     state.push_back(object.dump());
   }
   return state;
+}
+
+// What changes are the terms that one instruction rounds together (fused multiply-add or not),
+// never the order of summation. So each sum of K terms is off by at most K roundings of 2^-24, and
+// a loss by those of the longest chain: K <= 258 (the vocabulary), about 10 products in a row, the
+// same again in the weights of every step before.
+TEST(Command, InstructionSetsDifferByRoundingOnly) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  std::vector<std::vector<json>> runs;
+  for (const std::string cap : {"auto", "avx2", "baseline"}) {
+    const std::string environment = "CODA_CPU=" + cap + " ";
+    const std::string model = kGolden + "llama-gqa";
+    const Result verified = shell(folder, environment + "coda verify --json --model " + model +
+                                              " --case " + model + "/case.safetensors");
+    EXPECT_EQ(verified.code, 0) << cap << verified.out << verified.err;
+    const Result trained = shell(folder, environment + kSmall + "--steps 6 --json --out " + cap);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    runs.push_back(trained.lines());
+  }
+  for (const auto& run : runs) {
+    for (std::size_t step = 0; step < 6; ++step) {
+      const double tolerance = 0x1p-24 * 258 * 10 * static_cast<double>(step + 1);
+      for (const char* what : {"loss", "gradient_norm"}) {
+        const double wanted = runs[0][step][what];
+        EXPECT_NEAR(run[step][what], wanted, tolerance * wanted) << what << " of step " << step;
+      }
+    }
+  }
+#if defined(__x86_64__)
+  const auto norms = [](const std::vector<json>& run) {
+    std::vector<double> out;
+    for (std::size_t step = 0; step < 6; ++step) out.push_back(run[step]["gradient_norm"]);
+    return out;
+  };
+  EXPECT_NE(norms(runs[2]), norms(runs[0])) << "the cap did nothing";
+#endif
+  const Result wrong = shell(folder, "CODA_CPU=mmx coda info");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("CODA_CPU: expected one of auto, "));
 }
 
 TEST(Command, ResumingWithOtherThreadsChangesNoBit) {
@@ -361,7 +404,8 @@ TEST(Command, InfoIsOneObject) {
   const Result info = shell(folder, "coda info --json");
   EXPECT_EQ(info.code, 0);
   ASSERT_EQ(info.lines().size(), 1u);
-  EXPECT_TRUE(info.lines()[0].contains("version"));
+  for (const char* key : {"version", "kernels", "gemm", "onednn", "cuda", "cuda_compiler"})
+    EXPECT_TRUE(info.lines()[0].contains(key)) << key;
 }
 
 }  // namespace

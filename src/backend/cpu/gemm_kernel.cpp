@@ -1,5 +1,7 @@
 #include "backend/cpu/gemm_kernel.h"
 
+#include "backend/cpu/instruction_set.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm_kernel.cpp"
 #include "backend/cpu/simd_targets.h"
@@ -17,11 +19,12 @@ using i64 = std::int64_t;
 using u16 = std::uint16_t;
 
 // 2 vectors wide; as high as leaves registers for 2 vectors of B and one of A: 16 registers hold
-// 6 x 2 accumulators, 32 hold 12 x 2. The scalar fallback only has to be right.
+// 6 x 2 accumulators, 32 hold 12 x 2. The scalar fallback only has to be right; its strips of B
+// are as wide as pack_transposed writes, since threads pack neighbouring strips at the same time.
 #if HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kRows = 12, kVectors = 2;
 #elif HWY_TARGET == HWY_SCALAR
-constexpr int kRows = 6, kVectors = 4;
+constexpr int kRows = 6, kVectors = 8;
 #else
 constexpr int kRows = 6, kVectors = 2;
 #endif
@@ -268,6 +271,8 @@ void multiply_row_kernel(i64 depth, const float* a, const void* const* b, DType 
 
 }  // namespace
 
+static_assert(kVectors * hn::MaxLanes(F32()) % 8 == 0);  // see kVectors
+
 GemmKernel make_gemm_kernel() {
   return {kRows,
           kVectors * static_cast<i64>(hn::Lanes(F32())),
@@ -285,7 +290,10 @@ HWY_AFTER_NAMESPACE();
 namespace coda::cpu {
 HWY_EXPORT(make_gemm_kernel);
 const GemmKernel& gemm_kernel() {
-  static const GemmKernel kernel = HWY_DYNAMIC_DISPATCH(make_gemm_kernel)();
+  static const GemmKernel kernel = [] {
+    cap_instruction_sets();
+    return HWY_DYNAMIC_DISPATCH(make_gemm_kernel)();
+  }();
   return kernel;
 }
 }  // namespace coda::cpu

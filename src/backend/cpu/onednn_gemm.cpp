@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/cpu/instruction_set.h"
 #include "backend/cpu/kernels.h"
 #include "base/check.h"
 #include "oneapi/dnnl/dnnl.hpp"
@@ -288,6 +289,7 @@ std::unique_ptr<const OneDnnGemm> make_onednn_gemm(CpuGemm choice, const GemmSha
 namespace coda {
 
 CpuGemmInfo cpu_gemm_info(CpuGemm choice) {
+  cpu::cap_instruction_sets();
   choice = cpu::resolved(choice);
   const auto which = [&](DType dtype) {
     const bool wanted =

@@ -6,6 +6,7 @@
 
 #include "backend/bindings.h"
 #include "backend/cpu/compiled.h"
+#include "backend/cpu/instruction_set.h"
 #include "backend/cpu/opaque_kernels.h"
 #include "base/check.h"
 
@@ -144,6 +145,7 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, CpuGemm gemm) {
     throw_error<UsageError>(
         "cpu backend: expected 0 (all cores) or a number of threads, got {}. Give 0 or more.",
         threads);
+  cpu::cap_instruction_sets();
   return std::make_unique<CpuBackend>(threads, gemm);
 }
 

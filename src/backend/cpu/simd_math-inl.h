@@ -44,7 +44,7 @@ HWY_INLINE VF scale_by_power(VF x, hn::Vec<I32> k) {
 
 /// x bounded to [lo, hi]; NaN stays NaN.
 HWY_INLINE VF clamp(VF x, float lo, float hi) {
-#if HWY_ARCH_X86
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
   // MINPS and MAXPS return their second operand if either is NaN.
   return hn::Max(constant(lo), hn::Min(constant(hi), x));
 #else
