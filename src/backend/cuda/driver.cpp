@@ -40,6 +40,7 @@ void load_all(void* library, Driver& d, std::string& problem) {
   get("cuMemAlloc_v2", d.mem_alloc);
   get("cuMemFree_v2", d.mem_free);
   get("cuMemGetInfo_v2", d.mem_get_info);
+  get("cuPointerGetAttribute", d.pointer_get_attribute);
   get("cuMemcpyHtoDAsync_v2", d.memcpy_htod_async);
   get("cuMemcpyDtoHAsync_v2", d.memcpy_dtoh_async);
   get("cuMemcpyDtoDAsync_v2", d.memcpy_dtod_async);

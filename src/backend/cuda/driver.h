@@ -26,6 +26,7 @@ inline constexpr int kAttributeL2Bytes = 38;
 inline constexpr int kAttributeMajor = 75;
 inline constexpr int kAttributeMinor = 76;
 inline constexpr int kAttributeSharedBytesOptIn = 97;
+inline constexpr int kPointerMemoryType = 2;
 inline constexpr int kFunctionMaxDynamicShared = 8;
 inline constexpr int kFunctionNonPortableCluster = 14;
 inline constexpr int kLaunchClusterDimension = 4;
@@ -63,6 +64,7 @@ struct Driver {
   Result (*mem_alloc)(DevicePointer*, std::size_t bytes);
   Result (*mem_free)(DevicePointer);
   Result (*mem_get_info)(std::size_t* free, std::size_t* total);
+  Result (*pointer_get_attribute)(void* value, int attribute, DevicePointer);
   Result (*memcpy_htod_async)(DevicePointer, const void*, std::size_t bytes, StreamHandle);
   Result (*memcpy_dtoh_async)(void*, DevicePointer, std::size_t bytes, StreamHandle);
   Result (*memcpy_dtod_async)(DevicePointer, DevicePointer, std::size_t bytes, StreamHandle);

@@ -172,6 +172,19 @@ std::vector<CudaSession::BoundStep> CudaSession::make_steps(const std::vector<St
   return made;
 }
 
+void CudaSession::bind(std::string_view name, const TensorView& view) {
+  Device::get().use();
+  unsigned type = 0;
+  if (view.data != nullptr &&
+      driver().pointer_get_attribute(&type, kPointerMemoryType, device_pointer(view.data)) != 0) {
+    throw_error<UsageError>(
+        "bind: {}: expected memory of the GPU, got memory that it does not know. Allocate it with "
+        "the backend (BackendTensor), and copy with upload and download.",
+        name);
+  }
+  bindings_.bind(name, view);
+}
+
 bool CudaSession::bind_steps(Phase phase, std::int64_t tokens) {
   bindings_.begin(phase, tokens);
   bool changed = false;

@@ -50,7 +50,7 @@ class CudaSession final : public Session {
   CudaSession(const CudaSession&) = delete;
   CudaSession& operator=(const CudaSession&) = delete;
 
-  void bind(std::string_view name, const TensorView& view) override { bindings_.bind(name, view); }
+  void bind(std::string_view name, const TensorView& view) override;
   void run(Phase phase, std::int64_t tokens) override;
   TensorView buffer(std::string_view name) const override { return bindings_.view(name); }
 

@@ -1,5 +1,5 @@
-// Whole compiled plans on the GPU, forward and backward, against the reference; the same bits twice;
-// embedding, AdamW and integers out of range.
+// Whole compiled plans on the GPU, forward and backward, against the reference; the same bits
+// twice; embedding, AdamW and integers out of range.
 #include <functional>
 
 #include "backend/cuda/gpu_test.h"
@@ -42,10 +42,9 @@ class CudaPlan : public cuda::GpuTest {
 
   /// Regular and odd sizes; fused, recomputing and not fused; f32 and bf16.
   void check_block(const Build& build, bool all) {
-    const blocks::Sizes sizes[] = {
-        {.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128},
-        {.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129},
-        {.d = 256, .f = 512, .head = 64, .kv = 128, .vocab = 1000}};
+    const blocks::Sizes sizes[] = {{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128},
+                                   {.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129},
+                                   {.d = 256, .f = 512, .head = 64, .kv = 128, .vocab = 1000}};
     for (blocks::Sizes s : sizes) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         s.tile = dtype;
@@ -159,6 +158,12 @@ TEST_F(CudaPlan, IntegersOutOfRangeAreToldAtTheNextWait) {
   EXPECT_NO_THROW(run_plan(*gpu_, plan, run));
 }
 
+TEST_F(CudaPlan, RefusesMemoryOfTheHost) {
+  const auto session = gpu_->device().prepare(embedding_plan(50, 64, DType::f32, false), 4);
+  HostTensor ids(DType::i32, 4, 1);
+  EXPECT_THROW(session->bind("ids", ids.view()), UsageError);
+}
+
 TEST_F(CudaPlan, ReplaysAsAGraphOnNewDataAndOtherSizes) {
   Make make("scale", Form::rows, 64);
   const i32 x = make.load_tile("x", 64);
@@ -167,7 +172,8 @@ TEST_F(CudaPlan, ReplaysAsAGraphOnNewDataAndOtherSizes) {
   chain.add(make.program);
   Backend& gpu = gpu_->device();
   const auto session = gpu.prepare(chain.plan(), 100);
-  BackendTensor in(gpu, DType::f32, 100, 64), out(gpu, DType::f32, 100, 64), s(gpu, DType::f32, 1, 1);
+  BackendTensor in(gpu, DType::f32, 100, 64), out(gpu, DType::f32, 100, 64),
+      s(gpu, DType::f32, 1, 1);
   session->bind("s", s.view());
   std::vector<float> values(6400), got(6400);
   int turn = 0;
@@ -234,8 +240,7 @@ TEST_F(CudaPlan, AdamWHasTheBitsOfTheHost) {
       const float g = host[4 * i + 1][k] * u.scale;
       const float m = u.beta1 * host[4 * i + 2][k] + (1.0f - u.beta1) * g;
       const float v = u.beta2 * host[4 * i + 3][k] + (1.0f - u.beta2) * g * g;
-      const float want =
-          keep * host[4 * i][k] - u.size * m / (u.root_scale * std::sqrt(v) + u.eps);
+      const float want = keep * host[4 * i][k] - u.size * m / (u.root_scale * std::sqrt(v) + u.eps);
       ASSERT_EQ(value[k], want) << i << " " << k;
       ASSERT_EQ(rounded[k], bf16_from_f32(want));
     }
