@@ -17,12 +17,17 @@ std::string KernelSource::key(const std::string& nvrtc_version) const {
                      hash_text(text));
 }
 
-Compilation compile_checked(const KernelSource& source) {
+Compilation compile_any(const KernelSource& source) {
   auto compiled = Nvrtc::get().compile(source.name, source.text);
   if (const auto at = compiled.log.find("C75"); at != std::string::npos) {
     throw_error<BackendError>("nvrtc({}): expected no warning C75xx, got: {}", source.name,
                               compiled.log.substr(at, compiled.log.find('\n', at) - at));
   }
+  return compiled;
+}
+
+Compilation compile_checked(const KernelSource& source) {
+  auto compiled = compile_any(source);
   const auto resources = read_cubin(compiled.cubin, source.entry);
   if (resources.frame_bytes != 0) {
     throw_error<BackendError>(
@@ -54,7 +59,7 @@ std::string KernelStore::cubin_of(const KernelSource& source) {
   const auto key = source.key(Nvrtc::get().version());
   if (auto cached = cache_.find(KernelCache::Table::kernels, key)) return *cached;
   announce();
-  auto compiled = compile_checked(source);
+  auto compiled = compile_any(source);
   cache_.store(KernelCache::Table::kernels, key, compiled.cubin);
   return compiled.cubin;
 }

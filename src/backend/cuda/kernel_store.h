@@ -24,8 +24,11 @@ struct KernelSource {
   std::string key(const std::string& nvrtc_version) const;
 };
 
-/// Compiles, and checks what the compiler made: no stack frame (so no spills) and no warning C75xx
-/// (wgmma serialised, register request ignored). Throws BackendError otherwise. Needs no GPU.
+/// Compiles. Throws BackendError also for a warning C75xx (wgmma serialised, register request
+/// ignored). Needs no GPU.
+Compilation compile_any(const KernelSource& source);
+/// As compile_any, and a stack frame (so any spill) is an error too. For tests: whether a few
+/// registers spill depends on the compiler's version, and must stop nobody.
 Compilation compile_checked(const KernelSource& source);
 
 class KernelStore {

@@ -145,7 +145,7 @@ std::vector<ProgramLaunch> ProgramGemm::vectors(const Run& run) const {
   return launches;
 }
 
-bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config) {
+bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config, bool any_code) {
   const i64 part = config.tile_n / launch.parts;
   const bool whole = config.tile_n % launch.parts == 0 && part % launch.chunk == 0;
   const bool boxes = launch.parts == 1 || part % 64 == 0;
@@ -155,7 +155,8 @@ bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config) {
   const double slab = launch.slab_columns * static_cast<double>(part) * config.wg_blocks;
   // Column sums share a warp's staging with stores.
   // Light ones only: twice in a kernel, or beside more than 128 accumulators a thread.
-  const bool once = launch.light || (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
+  const bool once =
+      any_code || launch.light || (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
   return whole && boxes && granules && shares && once && slab <= 512;
 }
 
@@ -163,15 +164,19 @@ const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmSh
                                       int sm_count) const {
   const GemmConfig* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
-  for (const GemmConfig& config : gemm_candidates()) {
-    if (!fits(launch, config)) continue;
-    const double seconds = predict_seconds(shape, config, sm_count) +
-                           epilogue_seconds(launch.cycles, shape, config, sm_count);
-    if (seconds < least) {
-      least = seconds;
-      best = &config;
+  const auto search = [&](bool any_code) {
+    for (const GemmConfig& config : gemm_candidates()) {
+      if (!fits(launch, config, any_code)) continue;
+      const double seconds = predict_seconds(shape, config, sm_count) +
+                             epilogue_seconds(launch.cycles, shape, config, sm_count);
+      if (seconds < least) {
+        least = seconds;
+        best = &config;
+      }
     }
-  }
+  };
+  search(false);
+  if (best == nullptr) search(true);  // many sums of columns: small tiles, whatever the code
   internal_check(best != nullptr, "cuda: {}: no configuration has tiles of {} parts of {} columns",
                  program_->name, launch.parts, launch.chunk);
   return *best;

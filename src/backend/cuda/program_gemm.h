@@ -79,8 +79,8 @@ class ProgramGemm {
   bool staged(const Run& run, const GemmConfig& config) const {
     return !config.split_tail && staged(run);
   }
-  /// May a configuration run this launch?
-  static bool fits(const EpilogueLaunch& launch, const GemmConfig& config);
+  /// May a configuration run this launch? any_code: even if the kernel will spill.
+  static bool fits(const EpilogueLaunch& launch, const GemmConfig& config, bool any_code = false);
   /// The one that the model expects to be fastest among those that may.
   const GemmConfig& choose(const EpilogueLaunch& launch, const GemmShape& shape,
                            int sm_count) const;

@@ -175,7 +175,7 @@ std::vector<CudaSession::BoundStep> CudaSession::make_steps(const std::vector<St
 void CudaSession::bind(std::string_view name, const TensorView& view) {
   Device::get().use();
   unsigned type = 0;
-  if (view.data != nullptr &&
+  if (view.rows > 0 && view.cols > 0 && view.data != nullptr &&
       driver().pointer_get_attribute(&type, kPointerMemoryType, device_pointer(view.data)) != 0) {
     throw_error<UsageError>(
         "bind: {}: expected memory of the GPU, got memory that it does not know. Allocate it with "

@@ -14,6 +14,7 @@
 #include "backend/cuda/program_gemm.h"
 #include "coda/compile.h"
 #include "nn/models/llama_blocks.h"
+#include "plan/blocks.h"
 
 namespace coda::cuda {
 namespace {
@@ -94,6 +95,26 @@ TEST(EpilogueCompile, EveryConfigurationWithTheHeaviestEpilogue) {
     sources.push_back(heaviest->plain_source(launch));
   }
   expect_compile(sources);
+}
+
+/// Three sums of columns a tile fit in no large one; there must be a configuration all the same.
+TEST(EpilogueCompile, EveryProgramOfAParallelBlockHasAConfiguration) {
+  coda::Graph graph;
+  blocks::Sizes sizes;
+  sizes.tile = DType::bf16;
+  const auto request = blocks::parallel_block(graph, sizes);
+  CompileOptions options;
+  options.dtype = options.output_dtype = options.weight_grad_dtype = DType::bf16;
+  const auto plan = compile(graph, request, options);
+  for (const auto* steps : {&plan->forward, &plan->backward}) {
+    for (const Step& step : *steps) {
+      if (!step.program || step.program->form != Form::gemm) continue;
+      const ProgramGemm program(step.program);
+      for (const EpilogueLaunch& launch : program.plan().launches) {
+        EXPECT_NO_THROW(program.choose(launch, program.shape(launch, 130), 132));
+      }
+    }
+  }
 }
 
 TEST(EpilogueCompile, WhatNoFragmentHolds) {

@@ -40,29 +40,38 @@ class CudaPlan : public cuda::GpuTest {
     }
   }
 
-  /// Regular and odd sizes; fused, recomputing and not fused; f32 and bf16.
+  /// variant 0: fused; 1: recomputing; 2: not fused, fp32 weight gradients accumulated.
+  static std::shared_ptr<Plan> block_plan(const Build& build, blocks::Sizes s, DType dtype,
+                                          int variant) {
+    s.tile = dtype;
+    CompileOptions options;
+    options.dtype = options.output_dtype = dtype;
+    options.held_price = variant == 1 ? 1.5 : 0;
+    options.fuse = variant != 2;
+    options.accumulate_weight_grads = variant == 2;
+    options.weight_grad_dtype = variant == 2 ? DType::f32 : dtype;
+    Graph graph;
+    return std::make_shared<Plan>(*compile(graph, build(graph, s), options));
+  }
+  static RunOptions rows_of(const blocks::Sizes& s, i64 tokens) {
+    RunOptions run;
+    run.tokens = tokens;
+    run.integer_limit["targets"] = s.vocab;
+    return run;
+  }
+
+  /// Regular and odd sizes; every variant; f32 and bf16.
   void check_block(const Build& build, bool all) {
     const blocks::Sizes sizes[] = {{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128},
                                    {.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129},
                                    {.d = 256, .f = 512, .head = 64, .kv = 128, .vocab = 1000}};
-    for (blocks::Sizes s : sizes) {
+    for (const blocks::Sizes& s : sizes) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        s.tile = dtype;
-        CompileOptions options;
-        options.dtype = options.output_dtype = dtype;
         for (int variant = 0; variant < (all ? 3 : 1); ++variant) {
-          options.held_price = variant == 1 ? 1.5 : 0;
-          options.fuse = variant != 2;
-          options.accumulate_weight_grads = variant == 2;
-          options.weight_grad_dtype = variant == 2 ? DType::f32 : dtype;
-          Graph graph;
-          const auto plan = std::make_shared<Plan>(*compile(graph, build(graph, s), options));
+          const auto plan = block_plan(build, s, dtype, variant);
           for (const i64 m : {1, 130}) {
             SCOPED_TRACE(fmt::format("d {} {} variant {} M {}", s.d, name_of(dtype), variant, m));
-            RunOptions run;
-            run.tokens = m;
-            run.integer_limit["targets"] = s.vocab;
-            check_plan(plan, run, terms_of(dtype));
+            check_plan(plan, rows_of(s, m), terms_of(dtype));
           }
         }
       }
@@ -74,6 +83,17 @@ class CudaPlan : public cuda::GpuTest {
 
 TEST_F(CudaPlan, LlamaLayer) { check_block(blocks::llama_layer, true); }
 TEST_F(CudaPlan, Head) { check_block(blocks::head, true); }
+/// A few of each kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
+TEST_F(CudaPlan, SmallBlocks) {
+  const blocks::Sizes even{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
+  const blocks::Sizes odd{.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129};
+  for (const Build& build : {Build(blocks::llama_layer), Build(blocks::head)}) {
+    check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
+    check_plan(block_plan(build, odd, DType::bf16, 0), rows_of(odd, 70), terms_of(DType::bf16));
+    check_plan(block_plan(build, odd, DType::f32, 0), rows_of(odd, 70), terms_of(DType::f32));
+    check_plan(block_plan(build, even, DType::f16, 2), rows_of(even, 70), terms_of(DType::f16));
+  }
+}
 TEST_F(CudaPlan, ParallelBlock) { check_block(blocks::parallel_block, false); }
 TEST_F(CudaPlan, QkNormLayer) { check_block(blocks::qk_norm_layer, false); }
 
