@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "backend/cuda/attention_cudnn.h"
 #include "backend/cuda/device/attention_params.cuh"
 #include "backend/cuda/device_sources.h"
 #include "backend/cuda/op_text.h"
@@ -80,6 +81,19 @@ AttentionVariant variant_of(const Step& step, const Plan& plan) {
     }
   }
   return variant;
+}
+
+/// Of a step's matrices in memory that the plan owns; a user's may be wider.
+std::array<std::int64_t, kCudnnOperands> strides_of(const Step& step, const Plan& plan) {
+  constexpr std::int64_t kPadding = 32;  // elements; arenas pad rows to 64 bytes
+  std::array<std::int64_t, kCudnnOperands> strides{};
+  std::size_t operand = 0;
+  for (std::size_t i = 0; i < step.slices.size(); ++i) {
+    if (i == 3) continue;  // cu_seqlens
+    const Buffer& buffer = plan.buffers[static_cast<std::size_t>(step.slices[i].buffer)];
+    strides[operand++] = (buffer.cols + kPadding - 1) / kPadding * kPadding;
+  }
+  return strides;
 }
 
 }  // namespace
@@ -197,11 +211,21 @@ std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVar
 
 std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,
                                                   const StepContext& context) {
-  return std::make_unique<OwnAttention>(step.attrs, variant_of(step, plan), context.workspace);
+  const AttentionVariant variant = variant_of(step, plan);
+  if (!attention_choice(variant).cudnn) {
+    return std::make_unique<OwnAttention>(step.attrs, variant, context.workspace);
+  }
+  return std::make_unique<CudnnAttentionStep>(
+      step.attrs, variant, context.max_tokens, context.workspace,
+      attention_workspace_bytes(step, plan, context.max_tokens));
 }
 
 std::size_t attention_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens) {
-  return own_attention_workspace_bytes(step.attrs, variant_of(step, plan), max_tokens);
+  const AttentionVariant variant = variant_of(step, plan);
+  if (!attention_choice(variant).cudnn) {
+    return own_attention_workspace_bytes(step.attrs, variant, max_tokens);
+  }
+  return cudnn_attention_workspace_bytes(step.attrs, variant, max_tokens, strides_of(step, plan));
 }
 
 }  // namespace coda::cuda

@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "backend/cuda/attention_cudnn.h"
 #include "backend/cuda/kernel_cache.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/runtime.h"
@@ -24,19 +25,27 @@ std::string describe_compiler() {
   return fmt::format("NVRTC {} ({})", Nvrtc::get().version(), Nvrtc::get().path());
 }
 
+/// Of the usual heads; attention_choice() says what a step takes.
+std::string describe_attention() {
+  const std::string forward = attention_choice({DType::bf16, 64, false}).text;
+  const std::string backward = attention_choice({DType::bf16, 64, true}).text;
+  if (forward == backward) return forward;
+  return fmt::format("forward {} ({}), backward {}", forward, CudnnAttention::path(), backward);
+}
+
 }  // namespace
 
 std::string info() {
-  std::string gpu;
-  try {
-    gpu = describe_gpu();
-  } catch (const std::exception& error) {
-    gpu = fmt::format("not usable: {}", error.what());
-  }
-  return fmt::format(
-      "cuda: {}\ncuda compiler: {}\ncuda kernels: {}\ncuda attention: own kernels (cuDNN is not "
-      "used)\n",
-      gpu, describe_compiler(), KernelCache::default_path());
+  const auto line = [](auto describe) -> std::string {
+    try {
+      return describe();
+    } catch (const std::exception& error) {
+      return fmt::format("not usable: {}", error.what());
+    }
+  };
+  return fmt::format("cuda: {}\ncuda compiler: {}\ncuda kernels: {}\ncuda attention: {}\n",
+                     line(describe_gpu), describe_compiler(), KernelCache::default_path(),
+                     line(describe_attention));
 }
 
 }  // namespace coda::cuda

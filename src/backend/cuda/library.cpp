@@ -56,7 +56,8 @@ std::vector<std::string> files_matching(const std::string& pattern) {
   return found;
 }
 
-std::vector<std::string> library_candidates(const char* variable, const std::string& stem) {
+std::vector<std::string> library_candidates(const char* variable, const std::string& stem,
+                                            const std::vector<std::string>& versions) {
   std::vector<std::string> candidates;
   const auto add_folder = [&](const std::string& folder) {
     for (const auto& file : files_matching(folder + "/" + stem + ".*")) {
@@ -78,7 +79,7 @@ std::vector<std::string> library_candidates(const char* variable, const std::str
   }
   add_folder("/usr/local/cuda/lib64");
   add_folder("/usr/local/cuda/targets/x86_64-linux/lib");
-  candidates.insert(candidates.end(), {stem + ".13", stem + ".12"});
+  for (const auto& version : versions) candidates.push_back(stem + "." + version);
   return candidates;
 }
 

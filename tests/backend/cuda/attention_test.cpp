@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/cuda/attention_cudnn.h"
 #include "backend/cuda/cubin.h"
 #include "backend/cuda/gpu_test.h"
 #include "backend/cuda/host_kernel.h"
@@ -51,6 +52,7 @@ TEST(CudaAttentionCompile, EveryKernelWithoutSpills) {
   for (const std::int64_t head_dim : {128, 144, 256}) add(DType::bf16, head_dim);
   add(DType::f16, 64);
   add(DType::f32, 20);
+  for (auto& source : cudnn_attention_sources()) sources.push_back(std::move(source));
   std::mutex mutex;
   std::size_t next = 0;
   const auto work = [&] {
@@ -368,21 +370,54 @@ class CudaAttention : public GpuTest {
     return copies;
   }
 
-  /// One direction; `make` gives the kernel for it. Results are copied back; the second of two
-  /// runs, each on poisoned results, is recorded as a graph, and must repeat the first's bits.
-  using Make = std::function<std::unique_ptr<StepKernel>(const Attrs&, const AttentionVariant&,
-                                                         std::int64_t, DevicePointer)>;
+  /// Makes the kernel of one direction, for runs of up to so many tokens, and its workspace.
+  using Make = std::function<std::unique_ptr<StepKernel>(
+      const Operands&, const AttentionVariant&, std::int64_t max_tokens, DeviceBuffer& workspace)>;
+
+  static std::unique_ptr<StepKernel> make_own(const Operands& run, const AttentionVariant& variant,
+                                              std::int64_t max_tokens, DeviceBuffer& workspace) {
+    workspace = DeviceBuffer(
+        std::max(own_attention_workspace_bytes(run.attrs, variant, max_tokens), std::size_t{1}));
+    return std::make_unique<OwnAttention>(run.attrs, variant, workspace.pointer());
+  }
+  static std::unique_ptr<StepKernel> make_cudnn(const Operands& run,
+                                                const AttentionVariant& variant,
+                                                std::int64_t max_tokens, DeviceBuffer& workspace) {
+    std::array<std::int64_t, kCudnnOperands> strides{};
+    std::size_t operand = 0;
+    for (const Matrix* m :
+         {&run.q, &run.k, &run.v, &run.o, &run.lse, &run.d_o, &run.d_q, &run.d_k, &run.d_v}) {
+      strides[operand++] = m->view.stride;
+    }
+    const std::size_t bytes =
+        cudnn_attention_workspace_bytes(run.attrs, variant, max_tokens, strides);
+    workspace = DeviceBuffer(bytes);
+    return std::make_unique<CudnnAttentionStep>(run.attrs, variant, max_tokens, workspace.pointer(),
+                                                bytes);
+  }
+  /// What runs by default where cuDNN is there.
+  static std::unique_ptr<StepKernel> make_both(const Operands& run, const AttentionVariant& variant,
+                                               std::int64_t max_tokens, DeviceBuffer& workspace) {
+    return (variant.backward ? make_own : make_cudnn)(run, variant, max_tokens, workspace);
+  }
+  static std::string why_own(const StepKernel& kernel) {
+    const auto* step = dynamic_cast<const CudnnAttentionStep*>(&kernel);
+    return step ? step->why_own() : "";
+  }
+
+  /// One direction; results are copied back. The second of two runs, each on poisoned results, is
+  /// recorded as a graph, and must repeat the first's bits.
   void run_direction(const Case& c, Operands& run, bool backward, const Make& make) {
     const auto variant = variant_of(c.dtype, c.head_dim, backward);
     const auto views = backward ? run.backward() : run.forward();
     const std::size_t results = backward ? 7 : 4;
-    const DeviceBuffer workspace(
-        std::max(own_attention_workspace_bytes(run.attrs, variant, run.tokens), std::size_t{1}));
+    DeviceBuffer workspace;
+    const auto kernel = make(run, variant, run.tokens, workspace);
     std::vector<std::vector<unsigned char>> first;
     for (const bool captured : {false, true}) {
       Copies copies = to_device(views);
-      const auto kernel = make(run.attrs, variant, run.tokens, workspace.pointer());
       kernel->bind(copies.views, run.tokens);
+      EXPECT_EQ(why_own(*kernel), "");
       if (captured) {
         Graph::capture(*stream_, [&] { kernel->launch(*stream_); }).launch(*stream_);
       } else {
@@ -401,16 +436,63 @@ class CudaAttention : public GpuTest {
     }
   }
 
-  Runner own() {
-    return [this](const Case& c, Operands& run) {
-      for (const bool backward : {false, true}) {
-        run_direction(c, run, backward,
-                      [](const Attrs& attrs, const AttentionVariant& variant, std::int64_t,
-                         DevicePointer workspace) {
-                        return std::make_unique<OwnAttention>(attrs, variant, workspace);
-                      });
-      }
+  Runner by(const Make& make) {
+    return [this, make](const Case& c, Operands& run) {
+      for (const bool backward : {false, true}) run_direction(c, run, backward, make);
     };
+  }
+
+  /// Runs all of `cases`, of one dtype and shape, on the same kernels and the same memory: the
+  /// first as it is, every other of the same M from the graph that the first left, others bound
+  /// anew.
+  void expect_replays(const std::vector<Case>& cases, const Make& make) {
+    std::int64_t most = 0;
+    for (const Case& c : cases) most = std::max(most, c.cu_seqlens.back());
+    std::unique_ptr<StepKernel> kernels[2];
+    DeviceBuffer workspaces[2];
+    std::unique_ptr<Graph> graphs[2];
+    std::int64_t recorded = -1;
+    std::vector<DeviceBuffer> memory;
+    unsigned seed = 0;
+    for (const Case& c : cases) {
+      expect_definition(c, [&](const Case&, Operands& run) {
+        std::mt19937 random(++seed);
+        for (Matrix* m : {&run.q, &run.k, &run.v, &run.d_o}) m->fill(random, 1);
+        const auto views = run.backward();
+        if (memory.empty()) {
+          for (const TensorView& view : views) {
+            memory.emplace_back(static_cast<std::size_t>((most + 1) * view.stride) * 8);
+          }
+        }
+        std::vector<TensorView> bound;
+        for (std::size_t i = 0; i < views.size(); ++i) {
+          TensorView view = views[i];
+          memory[i].upload(view.data, bytes_of(view), *stream_);
+          view.data = reinterpret_cast<void*>(memory[i].pointer());
+          bound.push_back(view);
+        }
+        stream_->synchronize();
+        for (const bool backward : {false, true}) {
+          auto& kernel = kernels[backward];
+          if (!kernel) {
+            kernel =
+                make(run, variant_of(c.dtype, c.head_dim, backward), most, workspaces[backward]);
+          }
+          if (recorded != run.tokens) {
+            kernel->bind({bound.data(), backward ? 10u : 6u}, run.tokens);
+            EXPECT_EQ(why_own(*kernel), "");
+            kernel->launch(*stream_);  // what is loaded on first use may not be recorded
+            graphs[backward] = std::make_unique<Graph>(
+                Graph::capture(*stream_, [&] { kernel->launch(*stream_); }));
+          }
+          graphs[backward]->launch(*stream_);
+        }
+        recorded = run.tokens;
+        for (const std::size_t i : {4, 5, 7, 8, 9}) {
+          memory[i].download(views[i].data, bytes_of(views[i]), *stream_);
+        }
+      });
+    }
   }
 
   std::unique_ptr<Stream> stream_;
@@ -437,13 +519,94 @@ const Case kCases[] = {
 };
 
 TEST_F(CudaAttention, AgreesWithTheDefinition) {
-  for (const Case& c : kCases) expect_definition(c, own());
+  for (const Case& c : kCases) expect_definition(c, by(make_own));
+}
+
+const Case kReplays[] = {
+    {DType::bf16, 4, 2, 64, {0, 100, 100, 228, 300}}, {DType::bf16, 4, 2, 64, {0, 1, 64, 65, 300}},
+    {DType::bf16, 4, 2, 64, {0, 50, 51, 52, 120}},    {DType::bf16, 4, 2, 64, {0, 0, 0, 119, 120}},
+    {DType::bf16, 4, 2, 64, {0, 300, 300, 300, 300}},
+};
+
+TEST_F(CudaAttention, OtherLengthsAndTokensOnTheSameKernels) {
+  expect_replays({std::begin(kReplays), std::end(kReplays)}, make_own);
 }
 
 TEST_F(CudaAttention, NoTokens) {
   const Case c{DType::bf16, 4, 2, 64, {0, 0}};
   Operands run(c, c.dtype);
-  own()(c, run);
+  by(make_own)(c, run);
+}
+
+// ---- cuDNN
+
+class CudnnAttentionTest : public CudaAttention {
+ protected:
+  void SetUp() override {
+    CudaAttention::SetUp();
+    if (!IsSkipped() && !HasFatalFailure() && !CudnnAttention::why_not(true).empty()) {
+      GTEST_SKIP() << CudnnAttention::why_not(true);
+    }
+  }
+};
+
+const Case kCudnnCases[] = {
+    {DType::bf16, 1, 1, 64, {0, 1}},
+    {DType::bf16, 4, 2, 64, {0, 33}},
+    {DType::bf16, 6, 2, 64, {0, 5, 5, 6, 140}},
+    {DType::bf16, 8, 1, 64, {0, 100, 300}},
+    {DType::bf16, 2, 1, 128, {0, 300}},
+    {DType::bf16, 3, 3, 128, {0, 0, 70, 70}},
+    {DType::bf16, 4, 1, 128, {0, 64, 128, 320}, true, DType::i64},
+    {DType::f16, 4, 2, 64, {0, 97, 193}},
+    {DType::f16, 4, 2, 128, {0, 200}},
+};
+
+TEST_F(CudnnAttentionTest, AgreesWithTheDefinition) {
+  for (const Case& c : kCudnnCases) {
+    expect_definition(c, by(make_cudnn));
+    expect_definition(c, by(make_both));
+  }
+}
+
+TEST_F(CudnnAttentionTest, OtherLengthsAndTokensOnTheSameKernels) {
+  expect_replays({std::begin(kReplays), std::end(kReplays)}, make_cudnn);
+}
+
+TEST_F(CudnnAttentionTest, WhatDoesNotFitRunsOnOurKernels) {
+  Case many{DType::bf16, 1, 1, 64, {0}};
+  for (std::int64_t i = 0; i <= kCudnnSequences; ++i) many.cu_seqlens.push_back(i + 1);
+  for (const Case& c : {Case{DType::bf16, 2, 1, 64, {0, 70}, false}, many}) {
+    Operands run(c, c.dtype);
+    DeviceBuffer workspace;
+    const auto kernel =
+        make_cudnn(run, variant_of(c.dtype, c.head_dim, false), run.tokens, workspace);
+    const Copies copies = to_device(run.forward());
+    kernel->bind(copies.views, run.tokens);
+    EXPECT_NE(why_own(*kernel), "");
+    kernel->launch(*stream_);
+    stream_->synchronize();
+  }
+}
+
+TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
+  EXPECT_EQ(attention_choice({DType::f32, 64, false}).text,
+            "own kernels (cuDNN's do not take f32)");
+  EXPECT_EQ(attention_choice({DType::bf16, 80, true}).text,
+            "own kernels (cuDNN's are used for heads of 64 and 128, not 80)");
+  ::setenv("CODA_ATTENTION", "own", 1);
+  EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=own)");
+  ::unsetenv("CODA_ATTENTION");
+  if (CudnnAttention::why_not(true).empty()) {
+    EXPECT_TRUE(attention_choice({DType::bf16, 64, false}).cudnn);
+    EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text,
+              "own kernels (cuDNN's backward of repeatable bits is slower)");
+    ::setenv("CODA_ATTENTION", "cudnn", 1);
+    EXPECT_TRUE(attention_choice({DType::bf16, 64, true}).cudnn);
+  }
+  ::setenv("CODA_ATTENTION", "fast", 1);
+  EXPECT_THROW(attention_choice({DType::bf16, 64, true}), UsageError);
+  ::unsetenv("CODA_ATTENTION");
 }
 
 }  // namespace

@@ -27,6 +27,19 @@ struct AttentionParams {
   float scale;
 };
 
+/// Of attention_offsets.cuh: what cuDNN reads beside the matrices.
+struct AttentionOffsetsParams {
+  const void* cu_seqlens;   ///< sequences + 1 offsets
+  int* lengths;             ///< [places]
+  long long* offsets;       ///< [matrices, places + 1], elements
+  long long strides[9];     ///< of each matrix, elements from a row to the next
+  int wide_offsets;         ///< cu_seqlens are 64-bit
+  int sequences;
+  int places;               ///< at least sequences
+  int tokens;
+  int matrices;
+};
+
 constexpr int kAttentionTile = 64;  ///< rows of queries or keys in a tile
 
 }  // namespace coda_device
