@@ -118,6 +118,7 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
       {"coda explain llama-layer --head-dim 3", "head_dim"},
       {"coda explain llama-layer --dtype i32", "dtype"},
       {"coda explain llama-head --tokens 0", "--tokens"},
+      {"coda explain llama-head --device gpu", "expected cpu or cuda, got \"gpu\""},
       {"coda eval --model none --data text.txt", "none: expected a model folder"},
       {"coda generate --model none --prompt x", "none: expected a model folder"},
       {"coda verify --model " + kGolden + "llama-gqa --case none", "none: cannot open"},
@@ -372,6 +373,26 @@ TEST(Command, ExplainShowsMathProgramsAndCosts) {
   EXPECT_EQ(fused["backward"]["flops"], 2 * fused["forward"]["flops"].get<double>());
   const json head = totals("llama-head --d-model 256 --vocab 1024 --tokens 1000");
   EXPECT_EQ(head["forward"]["flops"], 2.0 * 1000 * 256 * 1024);
+}
+
+TEST(Command, ExplainShowsKernelsOfTheGpuWithoutOne) {
+  const TemporaryFolder folder;
+  // Without NVRTC on the path this is quick; what the compiler knows is tested where it is.
+  const std::string command =
+      "CODA_NVRTC=nowhere coda explain llama-head --d-model 256 --device cuda ";
+  const Result text = shell(folder, command);
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("kernels for sm_90a"), HasSubstr("not compiled"),
+                              HasSubstr("class Epilogue"), HasSubstr("in one piece, ascending")));
+  const Result brief = shell(folder, command + "--brief --json");
+  EXPECT_EQ(brief.code, 0) << brief.err;
+  bool product = false;
+  for (const json& line : brief.lines()) {
+    EXPECT_FALSE(line.contains("source"));
+    product = product || (line.contains("kernel") && line["kernel"]["threads"] == 384);
+  }
+  EXPECT_TRUE(product);
+  EXPECT_GT(brief.lines().back()["sm_count"], 0);
 }
 
 TEST(Command, CheckComparesWithFloat64AndCanFail) {

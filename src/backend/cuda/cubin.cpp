@@ -47,6 +47,7 @@ CubinResources read_cubin(std::string_view cubin, const std::string& entry) {
   bool found = false;
   const Elf64_Shdr* symbols = nullptr;
   const Elf64_Shdr* info = nullptr;
+  const Elf64_Shdr* own_info = nullptr;
   for (const auto& section : sections) {
     const auto name = name_at(cubin, names + section.sh_name, entry);
     if (name == ".text." + entry) {
@@ -58,6 +59,8 @@ CubinResources read_cubin(std::string_view cubin, const std::string& entry) {
       symbols = &section;
     } else if (name == ".nv.info") {
       info = &section;
+    } else if (name == ".nv.info." + entry) {
+      own_info = &section;
     }
   }
   if (!found || !symbols || !info || symbols->sh_link >= sections.size()) {
@@ -65,7 +68,8 @@ CubinResources read_cubin(std::string_view cubin, const std::string& entry) {
   }
 
   // .nv.info holds attributes: format, code, then two bytes of value, or of length if format is 4.
-  constexpr unsigned char kHasLength = 4, kFrameSize = 0x11, kRegisterCount = 0x2f;
+  constexpr unsigned char kHasLength = 4, kFrameSize = 0x11, kRegisterCount = 0x2f,
+                          kMaxThreads = 0x05;
   const auto strings = sections[symbols->sh_link].sh_offset;
   for (std::size_t at = info->sh_offset; at + 4 <= info->sh_offset + info->sh_size;) {
     const auto format = read_at<unsigned char>(cubin, at, entry);
@@ -80,6 +84,15 @@ CubinResources read_cubin(std::string_view cubin, const std::string& entry) {
         (code == kFrameSize ? resources.frame_bytes : resources.registers) =
             static_cast<int>(value);
       }
+    }
+    at += 4 + (format == kHasLength ? length : 0);
+  }
+  for (std::size_t at = own_info ? own_info->sh_offset : 0;
+       own_info && at + 4 <= own_info->sh_offset + own_info->sh_size;) {
+    const auto format = read_at<unsigned char>(cubin, at, entry);
+    const auto length = read_at<std::uint16_t>(cubin, at + 2, entry);
+    if (format == kHasLength && read_at<unsigned char>(cubin, at + 1, entry) == kMaxThreads) {
+      resources.max_threads = static_cast<int>(read_at<std::uint32_t>(cubin, at + 4, entry));
     }
     at += 4 + (format == kHasLength ? length : 0);
   }

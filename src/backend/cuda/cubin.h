@@ -11,6 +11,7 @@ struct CubinResources {
   int registers = 0;     ///< a thread, at launch
   int frame_bytes = 0;   ///< stack frame; spills live there
   int shared_bytes = 0;  ///< static shared memory
+  int max_threads = 0;   ///< of a CTA, by __launch_bounds__; 0: none given
 };
 
 /// Resources of kernel `entry`. Throws BackendError when the bytes are no cubin with that kernel.

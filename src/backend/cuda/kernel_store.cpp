@@ -55,7 +55,7 @@ void KernelStore::announce() {
                problem.empty() ? ("kept in " + cache_.path()).c_str() : problem.c_str());
 }
 
-std::string KernelStore::cubin_of(const KernelSource& source) {
+std::string KernelStore::cubin(const KernelSource& source) {
   const auto key = source.key(Nvrtc::get().version());
   if (auto cached = cache_.find(KernelCache::Table::kernels, key)) return *cached;
   announce();
@@ -70,7 +70,7 @@ Kernel KernelStore::load(const KernelSource& source) {
     const std::lock_guard lock(mutex_);
     if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second;
   }
-  const Kernel kernel(cubin_of(source), source.entry, source.shared_bytes);
+  const Kernel kernel(cubin(source), source.entry, source.shared_bytes);
   const std::lock_guard lock(mutex_);
   return loaded_.emplace(key, kernel).first->second;
 }

@@ -43,10 +43,12 @@ class KernelStore {
   /// Compiles what is not cached, several at once, and loads all. Duplicates are fine.
   void prepare(const std::vector<KernelSource>& sources);
 
+  /// Its machine code, compiled if need be. Needs no GPU.
+  std::string cubin(const KernelSource& source);
+
   KernelCache& cache() { return cache_; }
 
  private:
-  std::string cubin_of(const KernelSource& source);
   void announce();
 
   KernelCache cache_;

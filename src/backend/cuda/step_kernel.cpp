@@ -10,17 +10,16 @@ namespace {
 
 bool is_gemm(const Step& step) { return step.program && step.program->form == Form::gemm; }
 
-/// Pairs or heads of which no fragment can hold the columns together (odd widths, mostly).
-bool needs_split(const Step& step) {
-  return is_gemm(step) && can_split(*step.program) &&
-         !ProgramGemm(step.program).plan().general.empty();
-}
-
 bool is_attention(const Step& step) {
   return step.opaque == Opaque::attention || step.opaque == Opaque::attention_backward;
 }
 
 }  // namespace
+
+bool needs_split(const Step& step) {
+  return is_gemm(step) && can_split(*step.program) &&
+         !ProgramGemm(step.program).plan().general.empty();
+}
 
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens) {
   if (needs_split(step)) return split_workspace_bytes(step, plan, max_tokens);

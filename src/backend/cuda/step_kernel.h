@@ -41,6 +41,10 @@ struct StepContext {
   DevicePointer error_flag = 0;
 };
 
+/// A GEMM with pairs or heads of which no fragment can hold the columns together (odd widths,
+/// mostly): the product goes to memory and a row program reads it (program_split.h).
+bool needs_split(const Step& step);
+
 /// Of any step: asks the maker's own function below.
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens);
 /// Of any step: calls the maker below (step_kernel.cpp).
