@@ -26,13 +26,16 @@ std::int64_t chunks_of(const AttentionVariant& variant) {
                                 : (variant.head_dim + kAttentionTile - 1) / kAttentionTile;
 }
 
+/// Rows of a CTA's tile (attention_blocks.cuh).
+int block_rows(const AttentionVariant& variant) { return variant.wgmma ? 128 : kAttentionTile; }
+
 std::string prelude(const AttentionVariant& variant) {
   return fmt::format(
       "namespace coda_device {{\nusing Element = {};\n"
       "constexpr int kHeadDim = {};\nconstexpr bool kBf16 = {};\nconstexpr bool kVectorRows = {};\n"
-      "}}\n",
+      "constexpr int kBlockRows = {};\n}}\n",
       element_text(variant.dtype), variant.head_dim, variant.dtype == DType::bf16,
-      variant.head_dim % 8 == 0);
+      variant.head_dim % 8 == 0, block_rows(variant));
 }
 
 KernelSource source_of(const AttentionVariant& variant, const std::string& entry,
@@ -58,6 +61,14 @@ AttentionRows rows_of(const TensorView& view) { return {view.data, view.stride};
 bool is_aligned(const TensorView& view) {
   return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
          view.stride * static_cast<std::int64_t>(size_of(view.dtype)) % 16 == 0;
+}
+
+/// All but cu_seqlens and lse.
+bool are_aligned(std::span<const TensorView> views) {
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (i != 3 && i != 5 && !is_aligned(views[i])) return false;
+  }
+  return true;
 }
 
 AttentionVariant variant_of(const Step& step, const Plan& plan) {
@@ -116,6 +127,23 @@ std::vector<KernelSource> attention_sources(const AttentionVariant& variant) {
     }
     return sources;
   }
+  if (variant.wgmma) {
+    // attention_wgmma.cuh, Ring: room to align, two tiles, four stages of two with vectors,
+    // barriers.
+    const std::int64_t row = 2 * variant.head_dim;
+    const std::int64_t shared = 1024 + 2 * 128 * row + 4 * (2 * 64 * row + 2 * 64 * 4) + 64;
+    const auto add = [&](const char* entry, const char* file) {
+      sources.push_back(source_of(
+          variant, entry, {"attention_wgmma_ptx.cuh", "attention_wgmma.cuh", file}, shared));
+    };
+    if (!variant.backward) {
+      add("coda_attention_wgmma_forward", "attention_wgmma_forward.cuh");
+    } else {
+      add("coda_attention_wgmma_backward_q", "attention_wgmma_backward_q.cuh");
+      add("coda_attention_wgmma_backward_kv", "attention_wgmma_backward_kv.cuh");
+    }
+    return sources;
+  }
   // Tiles, lse and delta, and what reads of padding columns may touch behind them.
   const std::int64_t tile = kAttentionTile * (padded(variant.head_dim) + 8) * 2;
   const auto add = [&](const char* entry, const char* file, std::int64_t shared) {
@@ -156,15 +184,13 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
     p.d_v = rows_of(views[9]);
     p.delta = static_cast<float*>(workspace);
   }
-  p.aligned = 1;
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    if (i != 3 && i != 5 && !is_aligned(views[i])) p.aligned = 0;
-  }
+  p.aligned = are_aligned(views);
+  internal_check(p.aligned || !variant.wgmma, "attention: wgmma on unaligned rows");
   p.sequences = static_cast<int>(sequences);
   p.tokens = static_cast<int>(tokens);
   p.n_heads = static_cast<int>(heads);
   p.group = static_cast<int>(heads / kv_heads);
-  p.slots = p.tokens / kAttentionTile + p.sequences;
+  p.slots = p.tokens / block_rows(variant) + p.sequences;
   p.scale = static_cast<float>(attrs.value);
   if (tokens == 0 || sequences == 0) return launches;
 
@@ -177,8 +203,8 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
     }
     launches.sizes.push_back({static_cast<unsigned>(ctas), block});
   };
-  const std::int64_t chunks = chunks_of(variant);
-  const unsigned block = variant.tensor_cores() ? 128 : 256;
+  const std::int64_t chunks = variant.wgmma ? 1 : chunks_of(variant);
+  const unsigned block = variant.wgmma ? 384 : variant.tensor_cores() ? 128 : 256;
   if (variant.backward) add((tokens * heads + kDeltaRows - 1) / kDeltaRows, 32 * kDeltaRows);
   add(p.slots * heads * chunks, block);
   if (variant.backward) add(p.slots * kv_heads * chunks, block);
@@ -189,11 +215,22 @@ OwnAttention::OwnAttention(const Attrs& attrs, const AttentionVariant& variant,
                            DevicePointer workspace)
     : attrs_(attrs), variant_(variant), workspace_(workspace) {}
 
+std::vector<KernelSource> OwnAttention::sources() const {
+  AttentionVariant variant = variant_;
+  variant.wgmma = variant.may_use_wgmma();
+  return attention_sources(variant);
+}
+
 void OwnAttention::bind(std::span<const TensorView> views, std::int64_t tokens) {
+  const bool wgmma = variant_.may_use_wgmma() && are_aligned(views);
+  if (wgmma != variant_.wgmma) kernels_.clear();
+  variant_.wgmma = wgmma;
   launches_ =
       attention_launches(attrs_, variant_, views, tokens, reinterpret_cast<void*>(workspace_));
   if (!kernels_.empty()) return;
-  for (const auto& source : sources()) kernels_.push_back(KernelStore::get().load(source));
+  for (const auto& source : attention_sources(variant_)) {
+    kernels_.push_back(KernelStore::get().load(source));
+  }
 }
 
 void OwnAttention::launch(const Stream& stream) {
@@ -207,6 +244,11 @@ std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVar
                                           std::int64_t max_tokens) {
   if (!variant.backward) return 0;
   return static_cast<std::size_t>(max_tokens * attrs.index) * sizeof(float);
+}
+
+std::string attention_text(const Step& step, const Plan& plan) {
+  if (step.opaque != Opaque::attention && step.opaque != Opaque::attention_backward) return "";
+  return attention_choice(variant_of(step, plan)).text;
 }
 
 std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,

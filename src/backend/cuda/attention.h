@@ -1,8 +1,8 @@
 // Attention on the GPU: grouped-query, causal, over packed sequences; forward and backward (the
-// rows of ops/opaque.h). Our own kernels: tensor cores for bf16 and f16 up to head_dim 256, the
-// ordinary units for everything else. Sums have one owner and one order, so bits repeat, and a
-// sequence's do not depend on its neighbours in the batch. Memory beside operands: delta, one
-// float a row and head, in backward.
+// rows of ops/opaque.h). Our own kernels: tensor cores for bf16 and f16 up to head_dim 256 (by
+// wgmma for backward of heads of 64 and 128), the ordinary units for everything else. Sums have one
+// owner and one order, so bits repeat, and a sequence's do not depend on its neighbours in the
+// batch. Memory beside operands: delta, one float a row and head, in backward.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,13 @@ struct AttentionVariant {
   DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients
   std::int64_t head_dim = 0;
   bool backward = false;
+  /// By wgmma: heads of 64 and 128, and all rows at multiples of 16 bytes.
+  bool wgmma = false;
 
   bool tensor_cores() const {
     return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
+  bool may_use_wgmma() const { return tensor_cores() && (head_dim == 64 || head_dim == 128); }
 };
 
 /// Sources in the order of launches. Forward: one; backward: delta, d_q, then d_k and d_v.
@@ -46,10 +49,12 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
 /// Our own kernels, on views of device memory in the order of the registry row.
 class OwnAttention final : public StepKernel {
  public:
-  /// attrs: as of the opaque node. `workspace`: own_attention_workspace_bytes.
+  /// attrs: as of the opaque node. `workspace`: own_attention_workspace_bytes. Whether wgmma is
+  /// used is found when operands are bound.
   OwnAttention(const Attrs& attrs, const AttentionVariant& variant, DevicePointer workspace);
 
-  std::vector<KernelSource> sources() const override { return attention_sources(variant_); }
+  /// Those of aligned operands.
+  std::vector<KernelSource> sources() const override;
   void bind(std::span<const TensorView> views, std::int64_t tokens) override;
   void launch(const Stream& stream) override;
 
@@ -58,7 +63,7 @@ class OwnAttention final : public StepKernel {
   AttentionVariant variant_;
   DevicePointer workspace_;
   AttentionLaunches launches_;
-  std::vector<Kernel> kernels_;
+  std::vector<Kernel> kernels_;  ///< of variant_
 };
 
 std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVariant& variant,

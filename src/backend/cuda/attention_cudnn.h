@@ -21,6 +21,9 @@ struct AttentionChoice {
 /// values but "auto".
 AttentionChoice attention_choice(const AttentionVariant& variant);
 
+/// The same of a step; empty if it is none of attention.
+std::string attention_text(const Step& step, const Plan& plan);
+
 /// Most sequences of a run that go to cuDNN. It gives every sequence a grid for the most tokens
 /// there may be, so its cost grows with their number, whatever their lengths.
 constexpr std::int64_t kCudnnSequences = 64;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "backend/bindings.h"
+#include "backend/cuda/attention_cudnn.h"
 #include "backend/cuda/cubin.h"
 #include "backend/cuda/device_sources.h"
 #include "backend/cuda/program_gemm.h"
@@ -248,6 +249,7 @@ StepKernels step_kernels(const Step& step, const Plan& plan, Views& views, std::
     made.name = row_of(step.opaque).name;
     made.form = "opaque";
     try {
+      made.note = attention_text(step, plan);
       for (const KernelSource& source : make_step_kernel(step, plan, {})->sources()) {
         made.kernels.push_back(report_of(source));
       }

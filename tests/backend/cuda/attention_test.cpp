@@ -42,15 +42,16 @@ AttentionVariant variant_of(DType dtype, std::int64_t head_dim, bool backward) {
 TEST(CudaAttentionCompile, EveryKernelWithoutSpills) {
   if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
   std::vector<KernelSource> sources;
-  const auto add = [&](DType dtype, std::int64_t head_dim) {
+  const auto add = [&](DType dtype, std::int64_t head_dim, bool wgmma = false) {
     for (const bool backward : {false, true}) {
-      for (auto& source : attention_sources(variant_of(dtype, head_dim, backward))) {
-        sources.push_back(std::move(source));
-      }
+      AttentionVariant variant = variant_of(dtype, head_dim, backward);
+      variant.wgmma = wgmma;
+      for (auto& source : attention_sources(variant)) sources.push_back(std::move(source));
     }
   };
   for (const std::int64_t head_dim : {128, 144, 256}) add(DType::bf16, head_dim);
   add(DType::f16, 64);
+  for (const std::int64_t head_dim : {64, 128}) add(DType::bf16, head_dim, true);
   add(DType::f32, 20);
   for (auto& source : cudnn_attention_sources()) sources.push_back(std::move(source));
   std::mutex mutex;
@@ -229,7 +230,8 @@ void expect_definition(const Case& c, const Runner& runner) {
 /// Runs the kernels' text, compiled for the host.
 void run_on_host(const Case& c, Operands& run) {
   for (const bool backward : {false, true}) {
-    const auto variant = variant_of(c.dtype, c.head_dim, backward);
+    auto variant = variant_of(c.dtype, c.head_dim, backward);
+    variant.wgmma = variant.may_use_wgmma() && c.aligned;
     std::vector<double> workspace(
         own_attention_workspace_bytes(run.attrs, variant, run.tokens) / sizeof(double) + 1, NAN);
     const auto launches =
@@ -271,7 +273,9 @@ TEST_F(CudaAttentionHost, AgreesWithTheDefinition) {
            Case{DType::bf16, 2, 2, 72, {0, 128, 192}},
            Case{DType::bf16, 1, 1, 72, {0, 0, 70, 70}, true, DType::i64},
            Case{DType::f16, 3, 1, 20, {0, 63, 129}, false},
-           Case{DType::bf16, 1, 1, 136, {0, 66}},  // columns by two CTAs
+           Case{DType::bf16, 1, 1, 136, {0, 66}},                // columns by two CTAs
+           Case{DType::bf16, 2, 1, 64, {0, 5, 5, 6, 140, 460}},  // by wgmma
+           Case{DType::f16, 2, 2, 128, {0, 130}},
            Case{DType::f32, 4, 2, 68, {0, 1, 67, 80}},
            Case{DType::f32, 2, 1, 68, {0, 65}, false},
        }) {
@@ -286,33 +290,37 @@ TEST_F(CudaAttentionHost, NoTokens) {
 }
 
 TEST_F(CudaAttentionHost, ASequenceDoesNotSeeItsNeighbours) {
-  const Case c{DType::bf16, 1, 1, 72, {0, 40, 140, 151}}, part{DType::bf16, 1, 1, 72, {0, 100}};
-  Operands packed(c, c.dtype), alone(part, part.dtype);
-  for (auto [whole, own] : {std::pair{&packed.q, &alone.q}, std::pair{&packed.k, &alone.k},
-                            std::pair{&packed.v, &alone.v}, std::pair{&packed.d_o, &alone.d_o}}) {
-    for (std::int64_t r = 0; r < 100; ++r) {
-      for (std::int64_t i = 0; i < own->view.cols; ++i) {
-        write_element(own->view, r, i, read_element(whole->view, r + 40, i));
+  for (const std::int64_t head_dim : {72, 64}) {  // mma, wgmma
+    const Case c{DType::bf16, 1, 1, head_dim, {0, 40, 140, 151}};
+    const Case part{DType::bf16, 1, 1, head_dim, {0, 100}};
+    Operands packed(c, c.dtype), alone(part, part.dtype);
+    for (auto [whole, own] : {std::pair{&packed.q, &alone.q}, std::pair{&packed.k, &alone.k},
+                              std::pair{&packed.v, &alone.v}, std::pair{&packed.d_o, &alone.d_o}}) {
+      for (std::int64_t r = 0; r < 100; ++r) {
+        for (std::int64_t i = 0; i < own->view.cols; ++i) {
+          write_element(own->view, r, i, read_element(whole->view, r + 40, i));
+        }
       }
     }
-  }
-  run_on_host(c, packed);
-  run_on_host(part, alone);
-  for (auto [whole, own] : {std::pair{&packed.o, &alone.o}, std::pair{&packed.lse, &alone.lse},
-                            std::pair{&packed.d_q, &alone.d_q}, std::pair{&packed.d_k, &alone.d_k},
-                            std::pair{&packed.d_v, &alone.d_v}}) {
-    for (std::int64_t r = 0; r < 100; ++r) {
-      for (std::int64_t i = 0; i < own->view.cols; ++i) {
-        ASSERT_EQ(read_element(whole->view, r + 40, i), read_element(own->view, r, i));
+    run_on_host(c, packed);
+    run_on_host(part, alone);
+    for (auto [whole, own] :
+         {std::pair{&packed.o, &alone.o}, std::pair{&packed.lse, &alone.lse},
+          std::pair{&packed.d_q, &alone.d_q}, std::pair{&packed.d_k, &alone.d_k},
+          std::pair{&packed.d_v, &alone.d_v}}) {
+      for (std::int64_t r = 0; r < 100; ++r) {
+        for (std::int64_t i = 0; i < own->view.cols; ++i) {
+          ASSERT_EQ(read_element(whole->view, r + 40, i), read_element(own->view, r, i));
+        }
       }
     }
   }
 }
 
 TEST_F(CudaAttentionHost, HugeScoresAndNaN) {
-  for (const DType dtype : {DType::bf16, DType::f32}) {
-    const Case c{dtype, 1, 1, dtype == DType::f32 ? 68 : 72, {0, 70}};
-    Operands run(c, dtype);
+  for (const Case& c : {Case{DType::bf16, 1, 1, 72, {0, 70}}, Case{DType::bf16, 1, 1, 64, {0, 70}},
+                        Case{DType::f32, 1, 1, 68, {0, 70}}}) {
+    Operands run(c, c.dtype);
     write_element(run.q.view, 5, 3, std::numeric_limits<double>::quiet_NaN());
     for (std::int64_t i = 0; i < c.head_dim; ++i) {
       write_element(run.q.view, 69, i, 1e15 * read_element(run.q.view, 69, i));
@@ -520,6 +528,15 @@ const Case kCases[] = {
 
 TEST_F(CudaAttention, AgreesWithTheDefinition) {
   for (const Case& c : kCases) expect_definition(c, by(make_own));
+}
+
+/// One of every kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
+TEST_F(CudaAttention, SmallShapes) {
+  for (const Case& c :
+       {Case{DType::bf16, 2, 1, 64, {0, 5, 5, 140}}, Case{DType::f16, 1, 1, 128, {0, 66}},
+        Case{DType::bf16, 2, 1, 24, {0, 70}}, Case{DType::f32, 2, 1, 20, {0, 66}}}) {
+    expect_definition(c, by(make_own));
+  }
 }
 
 const Case kReplays[] = {

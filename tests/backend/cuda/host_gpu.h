@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -91,16 +92,23 @@ struct Fiber {
     std::uint32_t to;
     const void* from;
     bool zero;
+    unsigned bytes = 16;
   };
-  std::vector<Copy> open;                 // not committed
-  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+  std::vector<Copy> open;                            // not committed
+  std::vector<std::vector<Copy>> groups;             // committed, oldest first
+  std::vector<std::function<void()>> open_products;  // of wgmma, likewise
+  std::vector<std::vector<std::function<void()>>> product_groups;
 };
 
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static unsigned current = 0;
 static std::vector<Meeting> warps;
-static Meeting named_barriers[16];       // 0: __syncthreads
+static Meeting named_barriers[16];  // 0: __syncthreads
+struct Mbarrier {
+  unsigned expected = 0, arrived = 0, phase = 0;
+};
+static std::map<std::uint32_t, Mbarrier> mbarriers;  // by address
 static unsigned long long progress = 0;  // of any fiber, to find those that wait for ever
 
 [[noreturn]] inline void fail(const char* what, const char* other) {
@@ -147,6 +155,8 @@ inline void start(Fiber& fiber) {
   fiber.done = false;
   fiber.open.clear();
   fiber.groups.clear();
+  fiber.open_products.clear();
+  fiber.product_groups.clear();
   fiber.stack.resize(kStackBytes);
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -170,6 +180,7 @@ inline void run_cta() {
   }
   warps.assign((fibers.size() + 31) / 32, Meeting{});
   for (Meeting& barrier : named_barriers) barrier = Meeting{};
+  mbarriers.clear();
   for (Fiber& fiber : fibers) start(fiber);
   for (bool left = true; left;) {
     left = false;
@@ -402,15 +413,135 @@ void copy_async_wait() {
   auto& groups = fibers[current].groups;
   while (groups.size() > kPending) {
     for (const auto& copy : groups.front()) {
-      unsigned char* to = shared_at(copy.to, 16);
+      unsigned char* to = shared_at(copy.to, copy.bytes);
       if (copy.zero) {
-        std::memset(to, 0, 16);
+        std::memset(to, 0, copy.bytes);
       } else {
-        std::memcpy(to, copy.from, 16);
+        std::memcpy(to, copy.from, copy.bytes);
       }
     }
     groups.erase(groups.begin());
   }
+}
+
+inline void copy_async_word(u32 destination, const void* source, bool zero) {
+  fibers[current].open.push_back({destination, source, zero, 4});
+}
+inline void load_shared_v2(u32 address, float& x, float& y) {
+  std::memcpy(&x, shared_at(address, 8), 4);
+  std::memcpy(&y, shared_at(address + 4, 4), 4);
+}
+
+// Barriers in shared memory
+
+inline void mbarrier_init(u32 barrier, u32 arrivals) {
+  shared_at(barrier, 8);
+  mbarriers[barrier] = {arrivals};
+}
+inline void mbarrier_init_fence() {}
+inline Mbarrier& mbarrier_at(u32 address) {
+  const auto it = mbarriers.find(address);
+  if (it == mbarriers.end()) fail("mbarrier: not initialised", "");
+  return it->second;
+}
+inline void mbarrier_arrive(u32 address) {
+  Mbarrier& barrier = mbarrier_at(address);
+  ++progress;
+  if (++barrier.arrived < barrier.expected) return;
+  barrier.arrived = 0;
+  barrier.phase ^= 1;
+}
+inline bool mbarrier_try_wait(u32 address, u32 parity) {
+  return mbarrier_at(address).phase != parity;
+}
+inline void mbarrier_wait(u32 address, u32 parity) {
+  while (!mbarrier_try_wait(address, parity)) yield();
+}
+template <int>
+void set_max_registers_down() {}
+template <int>
+void set_max_registers_up() {}
+
+// wgmma, m64 n64 k16: what is issued is computed when it is waited for, from what shared memory
+// holds then
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
+  Fiber& fiber = fibers[current];
+  fiber.product_groups.push_back(std::move(fiber.open_products));
+  fiber.open_products.clear();
+}
+template <int kPending>
+void wgmma_wait() {
+  auto& groups = fibers[current].product_groups;
+  while (groups.size() > kPending) {
+    for (const auto& product : groups.front()) product();
+    groups.erase(groups.begin());
+  }
+}
+inline void pin_register(float&) {}
+
+/// Row r, column c of rows of 128 bytes with 128-byte swizzle.
+inline u16 swizzled(u32 tile, int r, int c) {
+  u32 address = tile + static_cast<u32>(r * 128 + c * 2);
+  address ^= (address >> 7 & 7) << 4;
+  u16 bits;
+  std::memcpy(&bits, shared_at(address, 2), 2);
+  return bits;
+}
+template <class Unpack, class Left, class Right>
+void issue_product(float (&d)[32], bool add, const Unpack& unpack, const Left& left,
+                   const Right& right) {
+  const int lane = static_cast<int>(current % 32), warp = static_cast<int>(current % 128 / 32);
+  fibers[current].open_products.push_back([=, &d] {
+    for (int i = 0; i < 32; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      double sum = add ? d[i] : 0;
+      for (int k = 0; k < 16; ++k) {
+        sum += static_cast<double>(unpack(left(row, k))) * unpack(right(column, k));
+      }
+      d[i] = static_cast<float>(sum);
+    }
+  });
+}
+template <class Unpack>
+void multiply_rows_of(const Unpack& unpack, float (&d)[32], u32 a, u32 b, int add) {
+  issue_product(
+      d, add != 0, unpack, [a](int row, int k) { return swizzled(a, row, k); },
+      [b](int column, int k) { return swizzled(b, column, k); });
+}
+template <class Unpack>
+void multiply_tokens_of(const Unpack& unpack, float (&d)[32], const u32 (&w)[4], u32 x) {
+  // The four lanes of a row hold its 16 factors.
+  const auto out = warp_instruction("wgmma", {{w[0], w[1], w[2], w[3]}}, [](Meeting& warp) {
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      for (unsigned i = 0; i < 8; ++i) {
+        const auto& from = warp.in[lane / 4 * 4 + i / 2].word;
+        warp.out[lane].word[i] = i % 2 ? from[2] | from[3] << 32 : from[0] | from[1] << 32;
+      }
+    }
+  });
+  const int first = static_cast<int>(current % 128 / 32 * 16 + current % 32 / 4);
+  issue_product(
+      d, true, unpack,
+      [out, first](int row, int k) {
+        const auto pair = out.word[k % 8 / 2 * 2 + k / 8] >> (row == first ? 0 : 32);
+        return static_cast<u16>(pair >> 16 * (k % 2));
+      },
+      [x](int column, int k) { return swizzled(x, k, column); });
+}
+inline void multiply_rows_bf16(float (&d)[32], u32 a, u32 b, int add) {
+  multiply_rows_of(unpack_bf16, d, a, b, add);
+}
+inline void multiply_rows_f16(float (&d)[32], u32 a, u32 b, int add) {
+  multiply_rows_of(unpack_f16, d, a, b, add);
+}
+inline void multiply_tokens_bf16(float (&d)[32], const u32 (&w)[4], u32 x) {
+  multiply_tokens_of(unpack_bf16, d, w, x);
+}
+inline void multiply_tokens_f16(float (&d)[32], const u32 (&w)[4], u32 x) {
+  multiply_tokens_of(unpack_f16, d, w, x);
 }
 
 // The copy engine
@@ -445,7 +576,6 @@ void bulk_wait_group_read() {}
 inline u32 sm_id() { return 0; }
 inline u32 atomic_add(u32*, u32) { return 0; }
 inline u32 atomic_add_ordered(u32*, u32) { return 0; }
-inline void mbarrier_arrive(u32) {}
 inline void mbarrier_arrive_cluster(u32) {}
 inline u32 map_to_rank(u32 address, u32) { return address; }
 

@@ -3,9 +3,9 @@
 
 namespace coda_device {
 
-/// A tile of rows [first, first + 64) of the sequence [begin, end). Tiles never cross a sequence's
-/// end. Sequence s owns the slots from begin / 64 + s on: at least as many as it has tiles, the rest
-/// stay empty. So the host need not know the lengths.
+/// A tile of rows [first, first + kBlockRows) of the sequence [begin, end). Tiles never cross a
+/// sequence's end. Sequence s owns the slots from begin / kBlockRows + s on: at least as many as it
+/// has tiles, the rest stay empty. So the host need not know the lengths.
 struct AttentionBlock {
   int begin, end, first;
 };
@@ -22,7 +22,7 @@ CODA_DEVICE bool find_block(const AttentionParams& p, int slot, AttentionBlock& 
   int low = 0, high = p.sequences - 1;  // the last sequence whose slots begin at or before this one
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (sequence_offset(p, middle) / kAttentionTile + middle <= slot) {
+    if (sequence_offset(p, middle) / kBlockRows + middle <= slot) {
       low = middle;
     } else {
       high = middle - 1;
@@ -30,7 +30,7 @@ CODA_DEVICE bool find_block(const AttentionParams& p, int slot, AttentionBlock& 
   }
   block.begin = sequence_offset(p, low);
   block.end = sequence_offset(p, low + 1);
-  block.first = block.begin + (slot - block.begin / kAttentionTile - low) * kAttentionTile;
+  block.first = block.begin + (slot - block.begin / kBlockRows - low) * kBlockRows;
   return block.first < block.end;
 }
 

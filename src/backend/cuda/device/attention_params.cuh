@@ -22,7 +22,7 @@ struct AttentionParams {
   int tokens;
   int n_heads;
   int group;                ///< query heads of one key-value head
-  int slots;                ///< tiles of rows to look for: tokens / kAttentionTile + sequences
+  int slots;                ///< tiles of rows to look for: tokens / kBlockRows + sequences
   int aligned;              ///< all pointers and rows lie at multiples of 16 bytes
   float scale;
 };
