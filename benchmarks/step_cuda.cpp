@@ -221,8 +221,15 @@ int run(const Options& o) {
   fmt::print("first run: {:.2f} s\n", now() - start);
   std::size_t free = 0, total = 0;
   coda::cuda::driver().mem_get_info(&free, &total);
-  fmt::print("memory: {:.1f} GiB in use with AdamW's state\n",
-             static_cast<double>(total - free) / (1 << 30));
+  double state = 0;
+  for (const AdamWTensor& t : weights) {
+    state += static_cast<double>(t.count) * (t.rounded != nullptr ? 4 * 4 + 2 : 4 * 4);
+  }
+  fmt::print(
+      "memory: {:.1f} GiB in use: activations {:.1f}, values, gradients and AdamW's moments "
+      "{:.1f}\n",
+      static_cast<double>(total - free) / (1 << 30),
+      static_cast<double>(layout_arena(*plan, tokens).bytes) / (1 << 30), state / (1 << 30));
 
   std::vector<double> passes;
   float last_loss = 0;
