@@ -35,6 +35,7 @@ class BlockMemory {
   void bind(Session& session, Backend& backend);
   /// After a run: outputs of a backend with memory of its own come to the host. Waits.
   void fetch();
+  const std::map<std::string, HostTensor>& inputs() const { return inputs_; }
   const std::map<std::string, HostTensor>& outputs() const { return outputs_; }
 
  private:

@@ -5,6 +5,7 @@
 
 #include "cli/block.h"
 #include "cli/command.h"
+#include "train/safetensors.h"
 
 namespace coda {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 struct CheckCommand {
   BlockOptions block;
   double tolerance = 0.0;
+  std::string save;  // file
   DeviceOptions device;
   Printer output;
 
@@ -52,6 +54,30 @@ double relative_error(const HostTensor& got, const HostTensor& expected) {
   return difference == 0.0 ? 0.0 : std::sqrt(difference / norm);
 }
 
+std::string stored_type(DType dtype) {
+  std::string name(name_of(dtype));
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// What went in, what came out and what float64 says: input.NAME, got.NAME, exact.NAME.
+void save_tensors(const std::string& path, const BlockMemory& memory, const BlockMemory& exact) {
+  std::vector<StoredTensor> stored;
+  const auto add = [&](const char* group, const std::map<std::string, HostTensor>& tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      const TensorView view = tensor.view();
+      stored.push_back({fmt::format("{}.{}", group, name),
+                        stored_type(view.dtype),
+                        {view.rows, view.cols},
+                        {static_cast<const std::byte*>(view.data), view.bytes()}});
+    }
+  };
+  add("input", memory.inputs());
+  add("got", memory.outputs());
+  add("exact", exact.outputs());
+  write_safetensors(path, stored, {});
+}
+
 int CheckCommand::run() const {
   const auto plan = block.compile_plan(true);
   const double bound =
@@ -69,6 +95,7 @@ int CheckCommand::run() const {
   };
   run_on(*backend, memory);
   run_on(*oracle, exact);
+  if (!save.empty()) save_tensors(save, memory, exact);
   std::int64_t failed = 0;
   for (const auto& [name, expected] : exact.outputs()) {
     const double error = relative_error(memory.outputs().at(name), expected);
@@ -97,6 +124,11 @@ Command add_check(CLI::App& app) {
   sub->add_option("--tol", c->tolerance,
                   "Largest relative error, in norm; default: from the memory type and sizes")
       ->group("Compiler");
+  sub->add_option(
+         "--save", c->save,
+         "A safetensors file for what goes in (input.*), what comes out (got.*) and float64's "
+         "results (exact.*)")
+      ->group("Output");
   c->device.add_options(*sub);
   c->output.add_option(*sub);
   sub->footer(
