@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,22 @@ class Memory {
   }
   BackendTensor& at(const std::string& name) { return tensors_.at(name); }
 
+  /// The floats that an input holds, before they are rounded to its type.
+  static std::vector<float> values_of(const Buffer& b, const Options& o) {
+    const float size = b.kind == Kind::scalar ? 1.0f / static_cast<float>(o.seq * o.batch)
+                       : b.kind == Kind::row  ? 1.0f
+                                              : 1.7f / std::sqrt(static_cast<float>(b.cols));
+    const std::int64_t rows = b.kind == Kind::weight ? b.rows : 1;
+    const std::int64_t cols = b.kind == Kind::scalar ? 1 : b.cols;
+    std::vector<float> values(static_cast<std::size_t>(rows * cols));
+    std::uint32_t state = 12345;
+    for (float& v : values) {
+      state = state * 1664525u + 1013904223u;
+      v = b.kind == Kind::weight ? size * (static_cast<float>(state >> 8) * 0x1p-23f - 1.0f) : size;
+    }
+    return values;
+  }
+
  private:
   void fill(BackendTensor& tensor, const Buffer& b, const Options& o) {
     const auto count = static_cast<std::size_t>(tensor.view().rows * tensor.view().cols);
@@ -95,15 +112,8 @@ class Memory {
       tensor.upload(rope_frequencies(b.cols, 500000.0).data());
       return;
     }
-    const float size = b.kind == Kind::scalar ? 1.0f / static_cast<float>(o.seq * o.batch)
-                       : b.kind == Kind::row  ? 1.0f
-                                              : 1.7f / std::sqrt(static_cast<float>(b.cols));
-    std::vector<float> values(count);
-    std::uint32_t state = 12345;
-    for (float& v : values) {
-      state = state * 1664525u + 1013904223u;
-      v = b.kind == Kind::weight ? size * (static_cast<float>(state >> 8) * 0x1p-23f - 1.0f) : size;
-    }
+    const std::vector<float> values = values_of(b, o);
+    if (values.size() != count) throw std::logic_error("step_cuda: no values for " + b.name);
     if (b.dtype == DType::f32) {
       tensor.upload(values.data());
       return;
@@ -187,7 +197,14 @@ int run(const Options& o) {
       owned.emplace_back(gpu, DType::f32, 1, t.count);
       *p = owned.back().view().as<float>();
     }
-    if (!w.is_vector) t.rounded = memory.at(w.name).view().data;
+    if (!w.is_vector) {
+      // The masters of the weights, so that an update leaves them what they are: zeros would make
+      // everything timed after it draw less power, and run faster.
+      const auto buffer = static_cast<std::size_t>(plan->find_buffer(w.name));
+      gpu.upload(t.value, Memory::values_of(plan->buffers[buffer], o).data(),
+                 static_cast<std::size_t>(t.count) * sizeof(float));
+      t.rounded = memory.at(w.name).view().data;
+    }
     weights.push_back(t);
   }
   const auto adamw = gpu.make_adamw(weights);
@@ -196,7 +213,6 @@ int run(const Options& o) {
     session.run(Phase::forward, tokens);
     session.run(Phase::backward, tokens);
   };
-  // AdamW is timed apart, since its masters, and so its weights, are zeros here.
   const AdamWStep nothing{1.0f, 0.9f, 0.95f, 0.0f, 1.0f, 1e-8f, 1.0f};
   const auto milliseconds_of = [&](const auto& work) {
     std::vector<double> times;
