@@ -1,7 +1,9 @@
 #include "backend/cuda/attention_cudnn.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
 
 #include "backend/cuda/device_sources.h"
@@ -36,10 +38,14 @@ std::int64_t places_for(std::int64_t sequences) {
   return places;
 }
 
+std::string_view wish() {
+  const char* value = std::getenv("CODA_ATTENTION");
+  return value ? value : "auto";
+}
+
 /// "", or why our kernels run.
 std::string why_own(const AttentionVariant& variant) {
-  const char* wish = std::getenv("CODA_ATTENTION");
-  const std::string_view value = wish ? wish : "auto";
+  const std::string_view value = wish();
   if (value == "own") return "CODA_ATTENTION=own";
   if (value != "auto" && value != "cudnn") {
     throw_error<UsageError>("CODA_ATTENTION: expected auto, own or cudnn, got {}.", value);
@@ -82,7 +88,16 @@ CudnnAttentionStep::CudnnAttentionStep(const Attrs& attrs, const AttentionVarian
       own_(attrs, variant, workspace) {}
 
 void CudnnAttentionStep::bind(std::span<const TensorView> views, std::int64_t tokens) {
-  why_own_ = bind_cudnn(views, tokens);
+  try {
+    why_own_ = bind_cudnn(views, tokens);
+  } catch (const BackendError& error) {
+    if (wish() == "cudnn") throw;
+    why_own_ = error.what();
+    static std::once_flag said;
+    std::call_once(said, [&] {
+      fmt::print(stderr, "coda: attention runs on coda's own kernels: {}\n", why_own_);
+    });
+  }
   if (why_own_.empty()) return;
   graph_.reset();
   own_.bind(views, tokens);
