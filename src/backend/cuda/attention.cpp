@@ -1,7 +1,9 @@
 #include "backend/cuda/attention.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "backend/cuda/attention_cudnn.h"
 #include "backend/cuda/device/attention_params.cuh"
@@ -214,6 +216,12 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
 OwnAttention::OwnAttention(const Attrs& attrs, const AttentionVariant& variant,
                            DevicePointer workspace)
     : attrs_(attrs), variant_(variant), workspace_(workspace) {}
+
+bool AttentionVariant::may_use_wgmma() const {
+  const char* wish = std::getenv("CODA_ATTENTION");
+  return tensor_cores() && (head_dim == 64 || head_dim == 128) &&
+         !(wish && std::string_view(wish) == "mma");
+}
 
 std::vector<KernelSource> OwnAttention::sources() const {
   AttentionVariant variant = variant_;

@@ -25,7 +25,8 @@ struct AttentionVariant {
   bool tensor_cores() const {
     return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
-  bool may_use_wgmma() const { return tensor_cores() && (head_dim == 64 || head_dim == 128); }
+  /// Unless CODA_ATTENTION=mma asks for mma.sync.
+  bool may_use_wgmma() const;
 };
 
 /// Sources in the order of launches. Forward: one; backward: delta, d_q, then d_k and d_v.

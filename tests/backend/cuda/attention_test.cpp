@@ -530,6 +530,14 @@ TEST_F(CudaAttention, AgreesWithTheDefinition) {
   for (const Case& c : kCases) expect_definition(c, by(make_own));
 }
 
+TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
+  ::setenv("CODA_ATTENTION", "mma", 1);
+  for (const Case& c : kCases) {
+    if (c.head_dim == 64 || c.head_dim == 128) expect_definition(c, by(make_own));
+  }
+  ::unsetenv("CODA_ATTENTION");
+}
+
 /// One of every kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
 TEST_F(CudaAttention, SmallShapes) {
   for (const Case& c :
@@ -621,6 +629,11 @@ TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
     ::setenv("CODA_ATTENTION", "cudnn", 1);
     EXPECT_TRUE(attention_choice({DType::bf16, 64, true}).cudnn);
   }
+  ::unsetenv("CODA_ATTENTION");
+  EXPECT_TRUE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
+  ::setenv("CODA_ATTENTION", "mma", 1);
+  EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=mma)");
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "fast", 1);
   EXPECT_THROW(attention_choice({DType::bf16, 64, true}), UsageError);
   ::unsetenv("CODA_ATTENTION");
