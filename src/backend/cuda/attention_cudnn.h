@@ -17,7 +17,9 @@ struct AttentionChoice {
   std::string text;  ///< "cuDNN 9.28.1", or "own kernels (why not cuDNN's)"
 };
 
-/// By what a plan knows. CODA_ATTENTION=own asks for our kernels; throws UsageError for other
+/// By what a plan knows. By default forward goes to cuDNN, backward to our kernels: cuDNN's fast
+/// backward adds in any order, and that in a fixed order is slower than ours. CODA_ATTENTION=cudnn
+/// takes it all the same, =own neither, =mma neither that nor wgmma; throws UsageError for other
 /// values but "auto".
 AttentionChoice attention_choice(const AttentionVariant& variant);
 
