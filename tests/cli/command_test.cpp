@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "ops/op_table.h"
 #include "train/file.h"
 #include "train/temporary_folder.h"
 
@@ -118,6 +120,9 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
       {"coda explain llama-layer --head-dim 3", "head_dim"},
       {"coda explain llama-layer --dtype i32", "dtype"},
       {"coda explain llama-head --tokens 0", "--tokens"},
+      {"coda check --filter op/none", "got \"op/none\""},
+      {"coda check llama-head --filter op/", "expected no block beside it"},
+      {"coda check --save x.safetensors", "expected a block"},
       {"coda explain llama-head --device gpu", "expected cpu or cuda, got \"gpu\""},
       {"coda eval --model none --data text.txt", "none: expected a model folder"},
       {"coda generate --model none --prompt x", "none: expected a model folder"},
@@ -393,6 +398,27 @@ TEST(Command, ExplainShowsKernelsOfTheGpuWithoutOne) {
   }
   EXPECT_TRUE(product);
   EXPECT_GT(brief.lines().back()["sm_count"], 0);
+}
+
+TEST(Command, CheckHasACaseForEveryOp) {
+  const TemporaryFolder folder;
+  const Result result = shell(folder, "coda check --json");
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+  std::map<std::string, int> cases;
+  for (const json& line : result.lines()) {
+    if (line.contains("case")) ++cases[line["case"].get<std::string>()];
+  }
+  for (const OpRow& row : op_table()) {
+    const bool math = row.op_class != OpClass::leaf && row.op_class != OpClass::memory &&
+                      row.op_class != OpClass::opaque;
+    if (math) {
+      EXPECT_GE(cases["op/" + std::string(row.name)], 3) << row.name;
+    }
+  }
+  EXPECT_EQ(cases["attention"], 6);
+  EXPECT_EQ(shell(folder, "coda check --filter op/exp --tol 1e-12").code, 1);
+  const Result some = shell(folder, "coda check --filter op/exp --dtype bf16 --json");
+  EXPECT_EQ(some.lines().back()["compared"], 2);
 }
 
 TEST(Command, CheckComparesWithFloat64AndCanFail) {

@@ -60,6 +60,7 @@ Parts parts_of(const Lowered& lowered, const LoweredSection& section) {
     parts.width = node.width;
     parts.row = node.row;
   }
+  if (parts.starts.empty()) return parts;  // a section of columns that the product does not reach
   std::sort(parts.starts.begin(), parts.starts.end());
   // Tiles are cut into 1, 2 or 4 parts: a third is followed by one that nobody reads.
   while (!std::has_single_bit(parts.starts.size())) parts.starts.push_back(parts.starts.back());

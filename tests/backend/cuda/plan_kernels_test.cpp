@@ -95,6 +95,18 @@ TEST(CudaPlanKernels, OpaqueStepsAreThere) {
   EXPECT_EQ(steps[0].kernels[0].entry, "coda_embedding");
 }
 
+/// Columns beside those of a product: a section of the epilogue without an accumulator.
+TEST(CudaPlanKernels, ColumnsThatTheProductDoesNotReach) {
+  coda::Graph graph;
+  const Tensor product = matmul_nt(graph.tile("a", 40), graph.weight("w", 64, 40));
+  const Tensor y = cat_cols({product, graph.tile("t", 9)});
+  CompileRequest request;
+  request.outputs = {{"y", y, {}, true}};
+  const auto steps = plan_kernels(compile(graph, request, {}), 10, 132);
+  ASSERT_FALSE(steps.empty());
+  for (const StepKernels& step : steps) EXPECT_FALSE(step.kernels.empty()) << step.name;
+}
+
 TEST(CudaPlanKernels, HandWrittenFilesLeaveALine) {
   const auto steps = plan_kernels(layer(DType::bf16), 128, 132);
   const StepKernels& step = find(steps, "forward_gemm_x1");
