@@ -30,6 +30,7 @@ inline constexpr int kPointerMemoryType = 2;
 inline constexpr int kFunctionMaxDynamicShared = 8;
 inline constexpr int kFunctionNonPortableCluster = 14;
 inline constexpr int kLaunchClusterDimension = 4;
+inline constexpr int kLaunchProgrammaticSerialization = 6;
 
 struct LaunchAttribute {
   int id;

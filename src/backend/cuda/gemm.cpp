@@ -386,15 +386,16 @@ void Gemm::prepare_plain(const GemmShape& shape, const GemmOperands& operands) {
   }
 }
 
-void Gemm::launch(const Stream& stream) const {
+void Gemm::launch(const Stream& stream, Start start) const {
   const auto pointer = [](const auto& value) {
     return const_cast<void*>(static_cast<const void*>(&value));
   };
   if (config_) {
     kernel_.launch(stream, grid_, kThreads, config_->cluster(),
-                   {pointer(operand_params_), pointer(store_params_), pointer(schedule_)});
+                   {pointer(operand_params_), pointer(store_params_), pointer(schedule_)}, 1,
+                   start);
   }
-  if (second_half_) second_half_->launch(stream);
+  if (second_half_) second_half_->launch(stream, start);
   for (const auto& p : plain_params_) {
     constexpr unsigned kTile = 64;  // plain_gemm.cuh
     const std::int64_t grid = ceil_div(p.m, kTile) * ceil_div(p.n, kTile);

@@ -58,7 +58,8 @@ class Gemm {
   Gemm(const GemmShape& shape, const GemmOperands& operands, const GemmWorkspace& workspace,
        const GemmConfig* config = nullptr);
 
-  void launch(const Stream& stream) const;
+  /// In a graph with nodes that are no kernels, launch in order.
+  void launch(const Stream& stream, Start start = Start::early) const;
 
   /// Name of the configuration, or "plain".
   std::string kernel_name() const;

@@ -44,13 +44,16 @@ struct GemmConfig {
   /// Teams of clusters take neighbouring tiles of a column (else of a row): they share the operand
   /// that multicast does not cover; without clusters, the larger one.
   bool teams_down() const { return cluster_n > 1 || (cluster() == 1 && tile_n > tile_m()); }
+  /// Only how a 16-bit C is stored differs from another candidate (nothing else is compiled
+  /// otherwise).
+  bool at_once() const { return !defer && !ping_pong; }
   unsigned shared_bytes() const;
 };
 
 /// All candidates, the one table that heuristic, tuner, benchmark and tests go through.
 const std::vector<GemmConfig>& gemm_candidates();
 /// Changes whenever the table or the kernel changes what a tuning result means.
-inline constexpr int kCandidateVersion = 2;
+inline constexpr int kCandidateVersion = 3;
 
 /// The candidate of that name. Throws UsageError that lists the names.
 const GemmConfig& gemm_candidate(const std::string& name);

@@ -166,7 +166,7 @@ const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmSh
   double least = std::numeric_limits<double>::infinity();
   const auto search = [&](bool any_code) {
     for (const GemmConfig& config : gemm_candidates()) {
-      if (!fits(launch, config, any_code)) continue;
+      if (!fits(launch, config, any_code) || config.at_once()) continue;
       const double seconds = predict_seconds(shape, config, sm_count) +
                              epilogue_seconds(launch.cycles, shape, config, sm_count);
       if (seconds < least) {

@@ -60,7 +60,7 @@ class SplitStep final : public StepKernel {
   }
 
   void launch(const Stream& stream) override {
-    for (const Gemm& gemm : gemms_) gemm.launch(stream);
+    for (const Gemm& gemm : gemms_) gemm.launch(stream, Start::in_order);
     for (std::size_t i = 0; i < launches_.size(); ++i) {
       RowsLaunch& l = launches_[i];
       kernels_[i].launch(stream, l.grid, l.block, 1, {l.parameter.data()}, l.grid_y);

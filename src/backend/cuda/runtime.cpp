@@ -166,13 +166,20 @@ LaunchConfig Kernel::config(unsigned grid, unsigned block) const {
 }
 
 void Kernel::launch(const Stream& stream, unsigned grid, unsigned block, unsigned cluster,
-                    std::vector<void*> arguments, unsigned grid_y) const {
-  LaunchAttribute attribute{kLaunchClusterDimension, 0, {cluster, 1, 1}};
+                    std::vector<void*> arguments, unsigned grid_y, Start start) const {
+  // Older drivers cannot record such launches in a graph.
+  constexpr int kRecordsEarlyStarts = 12040;
+  LaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (cluster > 1) attributes[count++] = {kLaunchClusterDimension, 0, {cluster, 1, 1}};
+  if (start == Start::early && Device::get().driver_version() >= kRecordsEarlyStarts) {
+    attributes[count++] = {kLaunchProgrammaticSerialization, 0, {1}};
+  }
   LaunchConfig launch = config(grid, block);
   launch.grid_y = grid_y;
   launch.stream = stream.handle();
-  launch.attributes = &attribute;
-  launch.attribute_count = cluster > 1 ? 1 : 0;
+  launch.attributes = attributes;
+  launch.attribute_count = count;
   check(driver().launch_kernel_ex(&launch, function_, arguments.data(), nullptr),
         "cuLaunchKernelEx");
 }

@@ -142,6 +142,12 @@ class Graph {
   GraphExecHandle exec_ = nullptr;
 };
 
+/// When a launch may start.
+enum class Start {
+  in_order,  ///< once the kernels before it in the stream have ended
+  early,     ///< as soon as a kernel before it lets it; it waits by itself (await_dependencies)
+};
+
 /// A kernel loaded from a cubin. Copies share the module.
 class Kernel {
  public:
@@ -152,7 +158,8 @@ class Kernel {
   /// `arguments` point to the kernel's parameters. `cluster` = 1: no cluster.
   /// `grid_y`: rows of the grid, `grid` blocks each.
   void launch(const Stream& stream, unsigned grid, unsigned block, unsigned cluster,
-              std::vector<void*> arguments, unsigned grid_y = 1) const;
+              std::vector<void*> arguments, unsigned grid_y = 1,
+              Start start = Start::in_order) const;
   /// Clusters of this size that the whole device can hold at once.
   int max_active_clusters(unsigned block, unsigned cluster) const;
   void allow_large_clusters() const;

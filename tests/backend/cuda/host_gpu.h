@@ -567,6 +567,10 @@ void tma_store_2d(const Map* map, u32 source, int x, int y) {
   }
 }
 inline void fence_proxy_async() {}
+template <class Map>
+void warp_tma_store_2d(const Map* map, u32 source, int x, int y) {
+  if (threadIdx.x % 32 == 0) tma_store_2d(map, source, x, y);
+}
 inline void bulk_commit_group() {}
 template <int kPending>
 void bulk_wait_group_read() {}

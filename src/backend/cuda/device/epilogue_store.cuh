@@ -85,7 +85,7 @@ class Epilogue {
   CODA_DEVICE void drain() {
     flush();
     if constexpr (!kDirect) {
-      if (lane_ == 0) bulk_wait_group_read<0>();
+      bulk_wait_group_read<0>();
     }
   }
 
@@ -196,15 +196,9 @@ class Epilogue {
   }
 
   /// Two buffers a warp, used in turn; a tile has an even number of chunks or starts over at buffer
-  /// 0 with nothing pending but the other one. The lane that commits is the lane that waits.
+  /// 0 with nothing pending but the other one. All lanes wait; the one that sends has what to wait for.
   CODA_DEVICE u32 acquire_buffer(int index) {
-    if (lane_ == 0) {
-      if (kChunksAcross % 2 == 0) {
-        bulk_wait_group_read<1>();
-      } else {
-        bulk_wait_group_read<0>();
-      }
-    }
+    bulk_wait_group_read<kChunksAcross % 2 == 0 ? 1 : 0>();
     __syncwarp();
     return staging_ + (index & 1) * kStagingBytes;
   }
@@ -212,14 +206,11 @@ class Epilogue {
   CODA_DEVICE void send(u32 buffer, int block, int row, int column) {
     fence_proxy_async();
     __syncwarp();
-    if (lane_ == 0) {
-      const TensorMap* map = &p_.c[block];
-      if constexpr (kAccumulate) {
-        tma_reduce_add_2d(map, buffer, column, row + warp_row_);
-      } else {
-        tma_store_2d(map, buffer, column, row + warp_row_);
-      }
-      bulk_commit_group();
+    const TensorMap* map = &p_.c[block];
+    if constexpr (kAccumulate) {
+      warp_tma_reduce_add_2d(map, buffer, column, row + warp_row_);
+    } else {
+      warp_tma_store_2d(map, buffer, column, row + warp_row_);
     }
   }
 

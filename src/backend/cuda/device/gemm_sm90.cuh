@@ -111,6 +111,14 @@ CODA_DEVICE void produce(const OperandParams& operands, const EpilogueParams& ep
       }
     }
   }
+  // Nobody leaves while the other CTA may still write to its memory or barriers: not before all stages
+  // have been released by both.
+  if constexpr (kClusterSize > 1) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_wait(shared.empty(ring.stage), ring.parity);
+      ring.advance();
+    }
+  }
 }
 
 // ---- Multiplying
@@ -135,16 +143,15 @@ CODA_DEVICE void pin(Accumulators& acc) {
   }
 }
 
-/// Issues the wgmmas of one ring stage. `fresh`: the first of a tile, overwrite the accumulators.
+/// Issues the wgmmas of one ring stage. a, b: descriptors of its operand tiles. `fresh`: the first of a
+/// tile, overwrite the accumulators.
 CODA_DEVICE void multiply_stage(Accumulators& acc, u32 a, u32 b, bool fresh) {
-  const u32 a_tile = describe<kMajorA>(a);
-  const u32 b_tile = describe<kMajorB>(b);
 #pragma unroll
   for (int slice = 0; slice < kTileK / 16; ++slice) {
 #pragma unroll
     for (int i = 0; i < kWgBlocks; ++i) {
-      wgmma_multiply(acc[i], a_tile + slice * kSliceStep<kMajorA> + i * (8192 >> 4),
-                     b_tile + slice * kSliceStep<kMajorB>, slice > 0 || !fresh);
+      wgmma_multiply(acc[i], a + slice * kSliceStep<kMajorA> + i * (8192 >> 4),
+                     b + slice * kSliceStep<kMajorB>, slice > 0 || !fresh);
     }
   }
 }
@@ -215,18 +222,20 @@ CODA_DEVICE void await_loads(const Shared& shared, const Segment& segment, RingP
 
 /// The k-blocks of a segment. One group of wgmmas stays in flight: issue block k, then wait for
 /// k - 1 and release its stage. Returns the stage of the last block, still being multiplied.
-template <bool kOverlap>
 CODA_DEVICE int multiply_segment(Accumulators& acc, const Shared& shared, RingPosition& ring,
                                  const Segment& segment, Epilogue& epilogue, int group_row,
                                  int lane) {
+  constexpr u32 kStageStep = kStageBytes >> 4;
+  const u32 a = describe<kMajorA>(shared.a(0) + group_row * 128);
+  const u32 b = describe<kMajorB>(shared.b(0));
   int previous = 0;
   for (int kb = segment.k_begin; kb < segment.k_end; ++kb) {
     mbarrier_wait(shared.full(ring.stage), ring.parity);
     wgmma_fence();
-    multiply_stage(acc, shared.a(ring.stage) + group_row * 128, shared.b(ring.stage),
+    multiply_stage(acc, a + ring.stage * kStageStep, b + ring.stage * kStageStep,
                    kb == segment.k_begin);
     wgmma_commit();
-    if constexpr (kOverlap) epilogue.overlap();
+    epilogue.overlap();
     if (kb > segment.k_begin) {
       wgmma_wait<1>();
       release_stage(shared, previous, lane);
@@ -239,7 +248,7 @@ CODA_DEVICE int multiply_segment(Accumulators& acc, const Shared& shared, RingPo
 
 CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
                          const Shared& shared, Claim claim, int rank, int group, int thread) {
-  const int warp = thread / 32;
+  const int warp = uniform(thread / 32);
   const int lane = thread % 32;
   const int group_row = kPingPong ? 0 : group * kWgRows;   // rows of the tile this group holds
   Epilogue epilogue(params, schedule, shared.staging(group * 4 + warp), group_row + warp * 16, lane);
@@ -248,14 +257,14 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
   Accumulators acc;
   Segment segment;
 
-  // Step 1: the first whole tile. In ping-pong, tile i of a worker belongs to warpgroup i % 2.
+  // Step 1: the first segment. In ping-pong, tile i of a worker belongs to warpgroup i % 2.
   Segment next;
-  bool more = work.next_whole(segment);
+  bool more = work.next(segment);
   int turn = 0;
   if constexpr (kPingPong) {
     if (group == 1) {
       if (more) ring.skip(stages_of(segment));
-      more = more && work.next_whole(segment);
+      more = more && work.next(segment);
       turn = 1;
     }
   }
@@ -269,17 +278,17 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
     }
 
     // Step 3: multiply, while what is left of the tile before leaves.
-    const int last = multiply_segment<true>(acc, shared, ring, segment, epilogue, group_row, lane);
+    const int last = multiply_segment(acc, shared, ring, segment, epilogue, group_row, lane);
 
     // Step 4: find out what comes next while the last block is still multiplied.
-    bool more_after = work.next_whole(next);
+    bool more_after = work.next(next);
     int others_stages = 0;
     if constexpr (kPingPong) {
       if (more_after) {
         await_loads(shared, segment, ring);
         named_barrier_arrive(kOrderBarrier + ((turn + 1) & 1), 256);
         others_stages = stages_of(next);
-        more_after = work.next_whole(next);
+        more_after = work.next(next);
       }
       turn += 2;
     }
@@ -288,33 +297,24 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
     pin(acc);
     release_stage(shared, last, lane);
 
-    // Step 5: the epilogue. With few k-blocks some of the tile before may still be held.
+    // Step 5: the rest of the tile before leaves, if there were few k-blocks. Of a split tile, what
+    // another worker owns is handed over; the owner adds what others hand over, in ascending order.
     epilogue.flush();
-    epilogue.finish(acc, tile, shared, ring);
+    if constexpr (kSplitTail) {
+      if (segment.k_begin > 0) {
+        hand_over(schedule, acc, handover_slot(claim.ticket, rank, group), group, thread);
+      }
+      for (int helper = claim.ticket + 1; helper <= segment.last_helper; ++helper) {
+        take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
+      }
+    }
+
+    // Step 6: the epilogue, by whoever has the tile's first k-block.
+    if (!kSplitTail || segment.k_begin == 0) epilogue.finish(acc, tile, shared, ring);
     if constexpr (kPingPong) ring.skip(others_stages);
     segment = next;
     tile = next_tile;
     more = more_after;
-  }
-
-  // Step 6: this worker's share of split tiles. What it does not own it hands over; it owns at most
-  // one, and that comes last.
-  if constexpr (kSplitTail) {
-    epilogue.flush();
-    while (work.next_split(segment)) {
-      const int last = multiply_segment<false>(acc, shared, ring, segment, epilogue, group_row, lane);
-      wgmma_wait<0>();
-      pin(acc);
-      release_stage(shared, last, lane);
-      if (segment.k_begin > 0) {
-        hand_over(schedule, acc, handover_slot(claim.ticket, rank, group), group, thread);
-      } else {
-        for (int helper = claim.ticket + 1; helper <= segment.last_helper; ++helper) {
-          take_over(schedule, acc, handover_slot(helper, rank, group), group, thread);
-        }
-        epilogue.finish(acc, decode_tile(schedule, segment.tile, rank), shared, ring);
-      }
-    }
   }
   epilogue.drain();
 }
@@ -327,15 +327,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
               const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(1024) u8 memory[];
   const Shared shared{shared_address(memory)};
-  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);   // uniform: 0 produces
-  const int rank = cluster_rank();
+  const int group = uniform(threadIdx.x / 128);   // 0 produces
+  const int rank = kClusterSize > 1 ? uniform(cluster_rank()) : 0;
 
-  // Step 1: one thread prepares the barriers and claims this cluster's work for all its CTAs.
-  // A CTA's memory may be written from outside only once it runs, hence the first cluster barrier.
-  if constexpr (kClusterSize > 1) cluster_arrive();
-  Claim claim{0, 0};
+  // Step 1: one thread claims this cluster's work, and prepares the barriers while the claim travels.
+  // A CTA's memory may be written from outside only once it runs and its barriers are ready.
+  PendingClaim pending{0, 0, 0};
   if (threadIdx.x == 0) {
-    PendingClaim pending{0, 0, 0};
     if (rank == 0) pending = begin_claim(schedule);
     prefetch_tensor_map(&operands.a);
     prefetch_tensor_map(&operands.b[0]);
@@ -343,47 +341,56 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(shared.full(stage), 1);
       mbarrier_init(shared.empty(stage), kReleases);
     }
+    mbarrier_init(shared.claimed(), 1);
     mbarrier_init_fence();
-    if (rank == 0) claim = complete_claim(schedule, pending);
+    if (kClusterSize > 1) mbarrier_arrive_expect(shared.claimed(), 8);
   }
   if constexpr (kClusterSize > 1) {
     __syncwarp();
+    cluster_arrive_relaxed();
     cluster_wait();
   }
+
+  // Step 2: all CTAs of the cluster learn what was claimed.
+  int* claimed = reinterpret_cast<int*>(memory + kClaimOffset);
   if (threadIdx.x == 0 && rank == 0) {
-    for (int peer = 0; peer < kClusterSize; ++peer) {
-      store_shared_cluster(map_to_rank(shared.claim(), peer), claim.ticket);
-      store_shared_cluster(map_to_rank(shared.claim() + 4, peer), claim.worker);
+    const Claim claim = complete_claim(schedule, pending);
+    if constexpr (kClusterSize > 1) {
+      for (int peer = 0; peer < kClusterSize; ++peer) {
+        store_async_cluster(map_to_rank(shared.claim(), peer), claim.ticket, claim.worker,
+                            map_to_rank(shared.claimed(), peer));
+      }
+    } else {
+      claimed[0] = claim.ticket;
+      claimed[1] = claim.worker;
     }
   }
-  __syncthreads();
   if constexpr (kClusterSize > 1) {
-    cluster_arrive();
-    cluster_wait();
+    __syncwarp();
+    mbarrier_wait(shared.claimed(), 0);
+  } else {
+    __syncthreads();
   }
-  const int* claimed = reinterpret_cast<const int*>(memory + kClaimOffset);
-  claim.ticket = claimed[0];
-  claim.worker = claimed[1];
+  const Claim claim{claimed[0], claimed[1]};
 
-  // Step 2: each warpgroup takes its role.
+  // Step 3: everything above may run before the kernels before this one have ended; what follows reads
+  // and writes what they may still use.
+  await_dependencies();
+
+  // Step 4: each warpgroup takes its role.
   if (group == 0) {
     set_max_registers_down<kProducerRegisters>();
     if (threadIdx.x < 32) {
-      if (threadIdx.x == 0) produce(operands, epilogue, schedule, shared, claim, rank);
+      if (elect_one()) produce(operands, epilogue, schedule, shared, claim, rank);
       __syncwarp();
-    } else if (threadIdx.x < 64) {
-      if (threadIdx.x == 32 && rank == 0) retire_claim(schedule);
-      __syncwarp();
+    } else if (threadIdx.x == 32) {
+      if (rank == 0) retire_claim(schedule);
+      __threadfence();       // the counters are ready before
+      launch_dependents();   // the next launch claims
     }
   } else {
     set_max_registers_up<kConsumerRegisters>();
     consume(epilogue, schedule, shared, claim, rank, group - 1, threadIdx.x % 128);
-  }
-
-  // Step 3: nobody leaves while the other CTA may still write to its memory or barriers.
-  if constexpr (kClusterSize > 1) {
-    cluster_arrive();
-    cluster_wait();
   }
 }
 

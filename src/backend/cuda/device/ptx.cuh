@@ -22,6 +22,23 @@ CODA_DEVICE u32 sm_id() {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
   return id;
 }
+/// A value that all lanes of the warp hold alike, made known as such to the compiler: what is computed
+/// from it, and loops over it, then run on the uniform datapath, once a warp and not once a lane.
+CODA_DEVICE int uniform(int value) {
+  int same;
+  asm("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));
+  return same;
+}
+/// True in one lane of a converged warp, always the same one. The compiler knows that it is one lane.
+CODA_DEVICE bool elect_one() {
+  u32 elected;
+  asm volatile(
+      "{ .reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(elected));
+  return elected != 0;
+}
 CODA_DEVICE u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -48,12 +65,23 @@ CODA_DEVICE void named_barrier_sync(int id, int threads) {
 CODA_DEVICE void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-CODA_DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+/// Orders nothing: whoever wrote what the others will read has fenced it.
+CODA_DEVICE void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 CODA_DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+
+// ---- Launches that overlap (programmatic dependent launch)
+
+/// The next kernel of the stream may start once every CTA has come here (or has ended), if it was
+/// launched so that it may.
+CODA_DEVICE void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+/// Waits until the kernels before have ended and what they wrote can be read.
+CODA_DEVICE void await_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- mbarrier: an arrival count and a byte count in shared memory
 
@@ -100,8 +128,13 @@ CODA_DEVICE u32 map_to_rank(u32 address, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-CODA_DEVICE void store_shared_cluster(u32 address, u32 value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+/// Two words into a CTA, and 8 bytes on a barrier there. Addresses in the cluster's window.
+CODA_DEVICE void store_async_cluster(u32 address, u32 x, u32 y, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "r"(x), "r"(y), "r"(barrier)
+      : "memory");
 }
 
 // ---- TMA: tiles between global and shared memory
@@ -131,11 +164,22 @@ CODA_DEVICE void tma_store_2d(const TensorMap* map, u32 source, int x, int y) {
                "r"(source), "r"(x), "r"(y)
                : "memory");
 }
-/// C += tile, element by element. fp32 subnormals may be flushed to zero.
-CODA_DEVICE void tma_reduce_add_2d(const TensorMap* map, u32 source, int x, int y) {
+/// Called by a whole warp: one lane, always the same, stores the tile and commits it as a group. All in
+/// one text, because a branch here would cost the code around it its uniform registers.
+CODA_DEVICE void warp_tma_store_2d(const TensorMap* map, u32 source, int x, int y) {
   asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-          map),
+      "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
+      "@p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
+      "@p cp.async.bulk.commit_group; }" ::"l"(map),
+      "r"(source), "r"(x), "r"(y)
+      : "memory");
+}
+/// The same for C += tile, element by element. fp32 subnormals may be flushed to zero.
+CODA_DEVICE void warp_tma_reduce_add_2d(const TensorMap* map, u32 source, int x, int y) {
+  asm volatile(
+      "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
+      "@p cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];\n"
+      "@p cp.async.bulk.commit_group; }" ::"l"(map),
       "r"(source), "r"(x), "r"(y)
       : "memory");
 }

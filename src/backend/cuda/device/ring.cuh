@@ -37,6 +37,7 @@ struct Shared {
   CODA_DEVICE u32 full(int stage) const { return base + kBarrierOffset + stage * 8; }
   CODA_DEVICE u32 empty(int stage) const { return base + kBarrierOffset + (kStages + stage) * 8; }
   CODA_DEVICE u32 claim() const { return base + kClaimOffset; }
+  CODA_DEVICE u32 claimed() const { return base + kClaimOffset + 8; }   // the claim's barrier
 };
 
 /// Called by a whole warp: this warp no longer reads the stage, in any CTA that fills it.

@@ -13,7 +13,7 @@ namespace coda_device {
 struct Segment {
   int tile;
   int k_begin, k_end;   ///< k-blocks; the whole tile if 0 .. k_blocks
-  int last_helper;      ///< split tiles: workers up to this one, after the owner, hand over the rest
+  int last_helper;      ///< workers up to this one, after the owner, hand over the rest; or -1
 };
 
 /// Where a segment's tile lies, for this CTA. Element coordinates.
@@ -96,8 +96,9 @@ class Work {
     segment.tile = s_.whole_tiles + index;
     segment.k_begin = split_next_ - index * s_.k_blocks;
     segment.k_end = end - index * s_.k_blocks;
-    segment.last_helper = ticket_;
+    segment.last_helper = -1;
     if (segment.k_begin == 0) {
+      segment.last_helper = ticket_;
       while (split_begin(segment.last_helper + 1) < tile_end) ++segment.last_helper;
     }
     split_next_ = end;
@@ -109,6 +110,7 @@ class Work {
     segment.tile = next_whole_;
     segment.k_begin = 0;
     segment.k_end = s_.k_blocks;
+    segment.last_helper = -1;
     next_whole_ += whole_step_;
     return segment.tile < whole_end_;
   }
