@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "backend/cpu/gemm_kernel.h"
 #include "base/check.h"
 
 // Instruction sets whose code would differ from a neighbour's by little are not built.
@@ -57,10 +58,14 @@ struct Layout {
   std::int64_t forward() const {  // q, o; k, v; scores; max and sum of rows, a row
     return 2 * query_tile + 2 * key_tile + scores + vectors;
   }
+  /// Blocks of keys, each packed for itself.
+  std::int64_t packed_keys(std::int64_t tokens) const {
+    return (tokens + kKeyBlock - 1) / kKeyBlock * key_tile;
+  }
   std::int64_t backward(std::int64_t tokens) const {
-    // q and d_o as rows and as panels, d_q; k, v transposed, k; p, ds; lse and delta, a row; d_k
-    // and d_v of a sequence
-    return 5 * query_tile + 3 * key_tile + 2 * scores + vectors + 2 * tokens * width;
+    // q and d_o as rows and as panels, d_q; p, ds; lse and delta, a row; of a sequence: k and v
+    // transposed, k, d_k, d_v
+    return 5 * query_tile + 2 * scores + vectors + 3 * packed_keys(tokens) + 2 * tokens * width;
   }
 };
 
@@ -99,6 +104,11 @@ HWY_BEFORE_NAMESPACE();
 namespace coda::cpu {
 namespace HWY_NAMESPACE {
 
+inline const void* element(const TensorView& view, std::int64_t row, std::int64_t col) {
+  return static_cast<const char*>(view.data) +
+         (row * view.stride + col) * static_cast<std::int64_t>(size_of(view.dtype));
+}
+
 /// Keys of a block that query t may see: those before and at it.
 inline std::int64_t visible(std::int64_t t, std::int64_t first_key, std::int64_t keys) {
   return std::clamp<std::int64_t>(t - first_key + 1, 0, keys);
@@ -115,13 +125,37 @@ inline std::int64_t zeroed(std::int64_t seen) {
 /// over the features; columns that fill the last panel are zero.
 inline void pack_transposed(const TensorView& from, std::int64_t first, std::int64_t n,
                             std::int64_t col, std::int64_t dim, float* row, float* panels) {
-  const std::int64_t panel = panel_width();
-  for (std::int64_t r = 0; r < n; ++r) {
-    copy_row(from, first + r, col, dim, 1.0f, row, dim);
-    pack_column(row, dim, r, panels);
-  }
+  constexpr std::int64_t kAtOnce = 8;  // rows, by the GEMM's packing
+  const std::int64_t panel = panel_width(), step = panel % kAtOnce == 0 ? kAtOnce : 1;
   std::fill_n(row, dim, 0.0f);
-  for (std::int64_t r = n; r % panel != 0; ++r) pack_column(row, dim, r, panels);
+  for (std::int64_t r = 0; r < (n + panel - 1) / panel * panel; r += step) {
+    if (step == 1) {
+      if (r < n) copy_row(from, first + r, col, dim, 1.0f, row, dim);
+      if (r == n) std::fill_n(row, dim, 0.0f);
+      pack_column(row, dim, r, panels);
+      continue;
+    }
+    const void* rows[kAtOnce];
+    for (std::int64_t i = 0; i < kAtOnce; ++i)
+      rows[i] = r + i < n ? element(from, first + r + i, col) : row;
+    gemm_kernel().pack_transposed(panels + r / panel * dim * panel + r % panel, panel, rows,
+                                  from.dtype, dim);
+  }
+}
+
+/// Packs rows [first, first + n) of columns [col, col + dim) of a tensor for a product over these
+/// rows: panels of columns, zeros up to `width`.
+inline void pack_rows(const TensorView& from, std::int64_t first, std::int64_t n, std::int64_t col,
+                      std::int64_t dim, std::int64_t width, float* panels) {
+  const std::int64_t panel = panel_width();
+  for (std::int64_t c = 0; c < width; c += panel) {
+    float* to = panels + c * n;
+    if (c >= dim)
+      std::fill_n(to, n * panel, 0.0f);
+    else
+      gemm_kernel().pack_columns(to, panel, element(from, first, col + c), from.stride, dim - c,
+                                 from.dtype, n);
+  }
 }
 
 /// One block of queries [first, last) (tokens) of the sequence that begins at token `begin`, for
@@ -155,10 +189,7 @@ void forward_block(const OpaqueCall& call, std::int64_t begin, std::int64_t firs
   for (std::int64_t key = begin; key < last; key += kKeyBlock) {
     const std::int64_t keys = std::min(kKeyBlock, last - key);
     pack_transposed(k_in, key, keys, g * dim, dim, row, keys_t);
-    for (std::int64_t j = 0; j < keys; ++j) {
-      copy_row(v_in, key + j, g * dim, dim, 1.0f, row, width);
-      pack_row(row, width, keys, j, values);
-    }
+    pack_rows(v_in, key, keys, g * dim, dim, width, values);
     const std::int64_t start = std::max<std::int64_t>(key - first, 0);  // earlier ones see nothing
     const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
     for (std::int64_t h = 0; h < heads.group; ++h) {
@@ -216,17 +247,23 @@ void backward_sequence(const OpaqueCall& call, std::int64_t begin, std::int64_t 
   float* d_o = q_panels + layout.query_tile;
   float* d_o_panels = d_o + layout.query_tile;
   float* d_q = d_o_panels + layout.query_tile;
-  float* keys_t = d_q + layout.query_tile;
-  float* values_t = keys_t + layout.key_tile;
-  float* keys_panels = values_t + layout.key_tile;
-  float* p = keys_panels + layout.key_tile;
+  float* p = d_q + layout.query_tile;
   float* ds = p + layout.scores;
   float* lse = ds + layout.scores;
   float* delta = lse + heads.group * layout.queries;
   float* row = lse + padded(2 * heads.group * layout.queries);
-  float* d_k = row + width;
+  float* all_keys_t = row + width;
+  float* all_values_t = all_keys_t + layout.packed_keys(tokens);
+  float* all_keys = all_values_t + layout.packed_keys(tokens);
+  float* d_k = all_keys + layout.packed_keys(tokens);
   float* d_v = d_k + tokens * width;
   std::fill_n(d_k, 2 * tokens * width, 0.0f);
+  for (std::int64_t key = begin; key < end; key += kKeyBlock) {
+    const std::int64_t keys = std::min(kKeyBlock, end - key), at = (key - begin) * width;
+    pack_transposed(k_in, key, keys, g * dim, dim, row, all_keys_t + at);
+    pack_transposed(v_in, key, keys, g * dim, dim, row, all_values_t + at);
+    pack_rows(k_in, key, keys, g * dim, dim, width, all_keys + at);
+  }
 
   for (std::int64_t first = begin; first < end; first += layout.queries) {
     const std::int64_t n = std::min(layout.queries, end - first), last = first + n;
@@ -238,22 +275,23 @@ void backward_sequence(const OpaqueCall& call, std::int64_t begin, std::int64_t 
         copy_row(q_in, first + t, head * dim, dim, heads.scale, q_row, width);
         copy_row(d_o_in, first + t, head * dim, dim, 1.0f, d_o_row, width);
         copy_row(o_in, first + t, head * dim, dim, 1.0f, row, width);
-        pack_row(q_row, width, n, t, q_panels + at * width);
-        pack_row(d_o_row, width, n, t, d_o_panels + at * width);
         delta[at + t] = dot(d_o_row, row, width);
         lse[at + t] = lse_in.as<float>()[(first + t) * lse_in.stride + head];
       }
+      const auto pack = [&](float* rows, float* panels) {
+        pack_rows({rows + at * width, DType::f32, n, width, width}, 0, n, 0, width, width,
+                  panels + at * width);
+      };
+      pack(q, q_panels);
+      pack(d_o, d_o_panels);
     }
     std::fill_n(d_q, layout.query_tile, 0.0f);
 
     for (std::int64_t key = begin; key < last; key += kKeyBlock) {
-      const std::int64_t keys = std::min(kKeyBlock, last - key);
-      pack_transposed(k_in, key, keys, g * dim, dim, row, keys_t);
-      pack_transposed(v_in, key, keys, g * dim, dim, row, values_t);
-      for (std::int64_t j = 0; j < keys; ++j) {
-        copy_row(k_in, key + j, g * dim, dim, 1.0f, row, width);
-        pack_row(row, width, keys, j, keys_panels);
-      }
+      const std::int64_t keys = std::min(kKeyBlock, last - key), at_key = (key - begin) * width;
+      const std::int64_t packed = std::min(kKeyBlock, end - key);  // rows of its panels
+      const float *keys_t = all_keys_t + at_key, *values_t = all_values_t + at_key;
+      const float* keys_panels = all_keys + at_key;
       const std::int64_t start = std::max<std::int64_t>(key - first, 0);
       const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
       // Of a product over queries, keys [i, ...) need those from the first that sees key i.
@@ -283,7 +321,7 @@ void backward_sequence(const OpaqueCall& call, std::int64_t begin, std::int64_t 
                 width, true, over_queries);
         product(0, keys, dim, Elements{ds, 1, kKeyBlock}, q_panels + at * width, n, d_k_rows, width,
                 true, over_queries);
-        product(start, n, dim, Elements{ds, kKeyBlock, 1}, keys_panels, keys, d_q + at * width,
+        product(start, n, dim, Elements{ds, kKeyBlock, 1}, keys_panels, packed, d_q + at * width,
                 width, true, over_keys);
       }
     }

@@ -132,6 +132,17 @@ struct Elements {
   std::int64_t row, col;
 };
 
+/// The two vectors at dst (+)= left, right.
+HWY_INLINE void store_pair(VF left, VF right, float* dst, bool accumulate) {
+  const F32 d;
+  if (accumulate) {
+    left = hn::Add(left, hn::LoadU(d, dst));
+    right = hn::Add(right, hn::LoadU(d, dst + lanes()));
+  }
+  hn::StoreU(left, d, dst);
+  hn::StoreU(right, d, dst + lanes());
+}
+
 /// C[kRows, panel] (+)= A[kRows, k] B[k, panel].
 template <int kRows>
 HWY_INLINE void micro_product(Elements a, const float* HWY_RESTRICT b, std::int64_t k,
@@ -159,21 +170,12 @@ HWY_INLINE void micro_product(Elements a, const float* HWY_RESTRICT b, std::int6
     a3 += a.col;
     b += 2 * step;
   }
-  const auto finish = [&](int i, VF left, VF right) HWY_ATTR {
-    float* dst = c + i * c_row;
-    if (accumulate) {
-      left = hn::Add(left, hn::LoadU(d, dst));
-      right = hn::Add(right, hn::LoadU(d, dst + step));
-    }
-    hn::StoreU(left, d, dst);
-    hn::StoreU(right, d, dst + step);
-  };
-  finish(0, c00, c01);
-  if constexpr (kRows > 1) finish(1, c10, c11);
-  if constexpr (kRows > 2) finish(2, c20, c21);
-  if constexpr (kRows > 3) finish(3, c30, c31);
-  if constexpr (kRows > 4) finish(4, c40, c41);
-  if constexpr (kRows > 5) finish(5, c50, c51);
+  store_pair(c00, c01, c, accumulate);
+  if constexpr (kRows > 1) store_pair(c10, c11, c + 1 * c_row, accumulate);
+  if constexpr (kRows > 2) store_pair(c20, c21, c + 2 * c_row, accumulate);
+  if constexpr (kRows > 3) store_pair(c30, c31, c + 3 * c_row, accumulate);
+  if constexpr (kRows > 4) store_pair(c40, c41, c + 4 * c_row, accumulate);
+  if constexpr (kRows > 5) store_pair(c50, c51, c + 5 * c_row, accumulate);
 }
 
 /// What of a product is needed for rows [i, i + n): columns [0, columns), terms [first, last).
@@ -257,9 +259,10 @@ HWY_INLINE float max_of(const float* s, std::int64_t valid) {
   const F32 d;
   const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   VF largest = lowest;
-  for (std::int64_t c = 0; c < valid; c += lanes()) {
+  std::int64_t c = 0;
+  for (; c + lanes() <= valid; c += lanes()) largest = hn::Max(largest, load(s + c));
+  if (c < valid)
     largest = hn::Max(largest, hn::IfThenElse(columns_below(valid, c), load(s + c), lowest));
-  }
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 

@@ -192,6 +192,17 @@ HWY_INLINE void pack_columns(float* y, i64 width, const T* x, i64 stride, i64 co
   const F32 d;
   const i64 lanes = static_cast<i64>(hn::Lanes(d));
   const hn::CappedTag<float, 1> one;
+  if (width <= lanes && count >= lanes) {
+    i64 k = 0;
+    for (; k + 4 <= depth; k += 4, x += 4 * stride, y += 4 * width) {
+      const auto r0 = widened(d, x, dtype), r1 = widened(d, x + stride, dtype);
+      const auto r2 = widened(d, x + 2 * stride, dtype), r3 = widened(d, x + 3 * stride, dtype);
+      hn::StoreU(r0, d, y), hn::StoreU(r1, d, y + width);
+      hn::StoreU(r2, d, y + 2 * width), hn::StoreU(r3, d, y + 3 * width);
+    }
+    for (; k < depth; ++k, x += stride, y += width) hn::StoreU(widened(d, x, dtype), d, y);
+    return;
+  }
   if (count >= (width + lanes - 1) / lanes * lanes) {
     for (i64 k = 0; k < depth; ++k, x += stride, y += width)
       for (i64 c = 0; c < width; c += lanes) hn::StoreU(widened(d, x + c, dtype), d, y + c);
