@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 
-from race import Worker, environment, peak_mebibytes
+from race import Worker, environment, peak_mebibytes, take_turns
 
 
 def torch_worker(arguments):
@@ -87,6 +87,8 @@ def main():
     parser.add_argument("--d-model", type=int)
     parser.add_argument("--vocab", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=300,
+                        help="begin no round after this time, but for three (default: 300)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--torch-worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--chunked", action="store_true", help=argparse.SUPPRESS)
@@ -109,12 +111,9 @@ def main():
     workers = {"coda": Worker(coda, variables), "torch": Worker(torch, variables)}
     if is_head:
         workers["torch, chunked"] = Worker([*torch, "--chunked"], variables)
-    steps = {name: [] for name in workers}
-    for _ in range(arguments.rounds):
-        for name, worker in workers.items():
-            steps[name].append(worker.step())
+    steps = take_turns(workers, arguments.rounds, arguments.seconds)
     print(f"{arguments.block}, {arguments.dtype}, {arguments.threads} threads, {arguments.tokens} x "
-          f"{arguments.d_model}, {arguments.rounds} rounds")
+          f"{arguments.d_model}, {len(steps['coda'])} rounds")
     times = {}
     for name, worker in workers.items():
         last = worker.finish()

@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import subprocess
+import sys
+import time
 
 
 class Worker:
@@ -23,6 +25,20 @@ class Worker:
     def finish(self):
         self.process.stdin.close()
         return json.loads(self.process.stdout.readline())
+
+
+def take_turns(workers, rounds, seconds):
+    """Steps of each worker by name: `rounds` of them, or at least three once `seconds` are over."""
+    start = time.perf_counter()
+    steps = {name: [] for name in workers}
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() - start > seconds:
+            break
+        for name, worker in workers.items():
+            steps[name].append(worker.step())
+        if sys.stderr.isatty():
+            print(f"round {done + 1} of {rounds}", end="\r", file=sys.stderr)
+    return steps
 
 
 def environment(threads):

@@ -120,8 +120,11 @@ class Round:
         process.send_signal(which)
         out, err = process.communicate(timeout=60)
         code = process.returncode
-        # Before the first step a signal ends the process as it does any other.
-        demand(code in (0, -which), f"{which.name}: exit {code}: {err}")
+        # A new run that is asked to stop while it is set up has nothing to save.
+        nothing = which == signal.SIGTERM and code == 1 and "nothing was written" in err
+        # Before the program handles signals, they end it as any other process.
+        demand(nothing or code in (0, -which), f"{which.name}: exit {code}: {err}")
+        demand(not nothing or not run.exists(), f"{run}: left by a run that wrote nothing")
         self.counts["asked to stop" if code == 0 else which.name] += 1
         if which == signal.SIGTERM and code == 0 and "Stopped after" in out:
             demand(f"coda train --resume {run}" in out, f"no command to resume with: {out}")

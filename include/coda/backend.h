@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -94,6 +95,10 @@ class Backend {
   /// Waits for all work. Throws UsageError if a target, id or position of a run since the last call
   /// was out of range.
   virtual void synchronize() {}
+
+  /// Calls body(index) for every index in [0, count), on the host, shared out over the threads of
+  /// the backend if it has some. A piece of work must not depend on which thread does it or when.
+  virtual void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
   /// Null on a host, where the caller computes.
   virtual std::unique_ptr<DeviceAdamW> make_adamw(std::span<const AdamWTensor> tensors);

@@ -23,6 +23,10 @@ void Backend::fill_zero(void* at, std::size_t bytes) {
   if (bytes > 0) std::memset(at, 0, bytes);
 }
 
+void Backend::parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
+  for (std::int64_t index = 0; index < count; ++index) body(index);
+}
+
 std::unique_ptr<DeviceAdamW> Backend::make_adamw(std::span<const AdamWTensor>) { return nullptr; }
 
 }  // namespace coda

@@ -90,7 +90,7 @@ class Trainer {
     }
     for (std::int64_t end = 0; end <= tokens_; end += c.seq)
       cu_seqlens_.push_back(static_cast<std::int32_t>(end));
-    optimizer_ = std::make_unique<AdamW>(parameters_, AdamWOptions{});
+    optimizer_ = std::make_unique<AdamW>(parameters_, AdamWOptions{}, &backend);
   }
 
   double step() {

@@ -18,7 +18,7 @@ struct EvalCommand {
   std::string model;
   std::vector<std::string> data;
   std::string text_field = "text";
-  std::int64_t seq = 0, batch = 8;
+  std::int64_t seq = 0, batch = 8, eval_tokens = 0;
   std::string dtype = "f32";
   bool held_out = false;
   DeviceOptions device;
@@ -44,7 +44,15 @@ int EvalCommand::run() const {
   const std::filesystem::path kept = std::filesystem::path(model) / "tokens.bin";
   const LoadedTokens loaded = load_tokens(texts, tokenizer, kept, "", output);
   const std::span<const std::int32_t> all = loaded.file.tokens();
-  const TokenSplit split = held_out ? split_tokens(all, length) : TokenSplit{all, all};
+  TokenSplit split = held_out ? split_tokens(all, length) : TokenSplit{all, all};
+  if (eval_tokens < 0)
+    throw_error<UsageError>("--eval-tokens: expected 0 (all) or more, got {}.", eval_tokens);
+  if (eval_tokens > 0) {
+    TrainOptions options;
+    options.eval_tokens = eval_tokens;
+    options.seq = length;
+    split.held_out = evaluated_tokens(split, options);
+  }
   if (split.held_out.size() < 2) {
     throw_error<UsageError>("--data: expected at least 2 tokens, got {}.", split.held_out.size());
   }
@@ -82,6 +90,11 @@ Command add_eval(CLI::App& app) {
   sub->add_flag("--held-out", c->held_out,
                 "Only the part that `coda train` on the same data and --seq held out")
       ->group("Input");
+  sub->add_option("--eval-tokens", c->eval_tokens,
+                  "Tokens to evaluate at most, 0: all; `coda train` takes as many as its option of "
+                  "this name says")
+      ->group("Input")
+      ->capture_default_str();
   sub->add_option("--seq", c->seq, "Tokens of a sequence, 0: as many as the model was made for")
       ->group("Computation")
       ->capture_default_str();

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -84,6 +86,26 @@ std::int64_t GenerateCommand::count_to_add(std::int64_t prompt_tokens, std::int6
       window, prompt_tokens, wanted);
 }
 
+/// For a terminal, which would obey control characters: those but line breaks and tabs as \xNN,
+/// U+0080 to U+009F among them.
+std::string printable(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const unsigned next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+    const bool is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+    if (c == 0xc2 && next >= 0x80 && next < 0xa0) {
+      out += fmt::format("\\x{:02x}", next);
+      ++i;
+    } else if (is_control) {
+      out += fmt::format("\\x{:02x}", c);
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
 int GenerateCommand::run() const {
   check();
   const LlamaConfig config = load_config(model);
@@ -105,7 +127,9 @@ int GenerateCommand::run() const {
   std::string pending, text;  // pending: bytes that may be the beginning of a character
   std::int64_t count = 0;
   bool ended = false;
-  output.result("{}", prompt);
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const auto shown = [&](const std::string& some) { return terminal ? printable(some) : some; };
+  output.result("{}", shown(prompt));
   const auto start = std::chrono::steady_clock::now();
   auto read = start;  // the prompt
   for (; count < most; ++count) {
@@ -117,13 +141,13 @@ int GenerateCommand::run() const {
     ids.assign(1, next);
     pending += tokenizer.decode(ids);
     const std::size_t ready = complete_utf8(pending);
-    output.result("{}", pending.substr(0, ready));
+    output.result("{}", shown(pending.substr(0, ready)));
     if (!output.json()) std::fflush(stdout);
     text += pending.substr(0, ready);
     pending.erase(0, ready);
   }
   text += pending;
-  output.result("{}\n", pending);
+  output.result("{}\n", shown(pending));
   const auto seconds = [](auto from, auto to) {
     return std::max(std::chrono::duration<double>(to - from).count(), 1e-9);
   };

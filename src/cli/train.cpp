@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -28,20 +30,52 @@ using nlohmann::ordered_json;
 
 volatile std::sig_atomic_t g_stop = 0;
 
-/// The first Ctrl-C, SIGTERM or hang-up of the terminal asks the loop to stop after its step; the
-/// second one kills. So does a reader of the output who leaves. A file that the limits of the
-/// process do not let grow is an error like a full disk, not the end of the process.
+/// What a signal says before it ends the process, as long as no step has begun.
+struct Farewell {
+  std::string text;
+  int code = 0;
+};
+Farewell g_farewell;
+volatile std::sig_atomic_t g_leaves_at_once = 0;
+
+/// The first Ctrl-C, SIGTERM or hang-up of the terminal asks the loop to stop after its step (while
+/// the run is set up: says farewell and ends); the second one kills. A reader of the output who
+/// leaves stops the loop as well. A file that the limits of the process do not let grow is an error
+/// like a full disk, not the end of the process.
 void stop_on_signals() {
   struct sigaction action {};
   action.sa_handler = [](int) { g_stop = 1; };
   sigemptyset(&action.sa_mask);
   sigaction(SIGPIPE, &action, nullptr);
+  action.sa_handler = [](int) {
+    if (g_leaves_at_once == 0) {
+      g_stop = 1;
+      return;
+    }
+    const ssize_t written = ::write(STDERR_FILENO, g_farewell.text.data(), g_farewell.text.size());
+    ::_exit(written < 0 ? 1 : g_farewell.code);
+  };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
   action.sa_handler = SIG_IGN;
   action.sa_flags = 0;
   sigaction(SIGXFSZ, &action, nullptr);
 }
+
+/// Until it goes, signals find nothing to save: files are read, and what is made of them has no
+/// name yet.
+class SettingUp {
+ public:
+  explicit SettingUp(Farewell farewell) {
+    g_farewell = std::move(farewell);
+    g_leaves_at_once = 1;
+    stop_on_signals();
+  }
+  ~SettingUp() { end(); }
+  SettingUp(const SettingUp&) = delete;
+  SettingUp& operator=(const SettingUp&) = delete;
+  void end() { g_leaves_at_once = 0; }
+};
 
 /// For a shell to read as one word.
 std::string shell_word(const std::string& text) {
@@ -247,12 +281,15 @@ void TrainCommand::report(Model& model, const TokenSplit& tokens,
   output.object({{"done", true},
                  {"step", options.steps},
                  {"eval_loss", loss},
+                 {"eval_tokens", held_out.size()},
                  {"perplexity", std::exp(loss)},
                  {"unigram_loss", unigram},
                  {"out", out}});
   output.result(
-      "held-out loss {:.4f} (perplexity {:.2f}); a unigram model reaches {:.4f}. Saved in {}\n",
-      loss, std::exp(loss), unigram, out);
+      "held-out loss {:.4f} (perplexity {:.2f}) over {} tokens; a unigram model reaches {:.4f}. "
+      "Saved "
+      "in {}\n",
+      loss, std::exp(loss), held_out.size(), unigram, out);
 }
 
 /// From run.done to the end of the schedule, to --stop-after, or until a signal comes.
@@ -291,7 +328,6 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
   events.should_stop = [] { return g_stop != 0; };
   DeviceSpeed speed{training_flops_per_token(model_config, options.seq), std::nullopt};
   if (device.device == "cuda") speed.peak = known_peak(cuda::info(), model_config.dtype);
-  stop_on_signals();
   try {
     train_loop(model, optimizer, tokens, options, Checkpoint(out, model_config.dtype), run, last,
                events, speed);
@@ -320,6 +356,12 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
 int TrainCommand::run() {
   if (stop_after < 0) throw_error<UsageError>("--stop-after: expected a step, got {}.", stop_after);
   resuming() ? continue_run() : begin();
+  SettingUp setting_up(
+      resuming() ? Farewell{fmt::format("\ncoda: stopped before a step was done; {} is as it was. "
+                                        "Continue with: {}\n",
+                                        out, resume_command()),
+                            0}
+                 : Farewell{"\ncoda: stopped before the first step; nothing was written.\n", 1});
   const auto backend = device.make();
   const Texts texts = open_texts(options.data, options.text_field, output);
   if (!resuming()) keep_absolute_paths(options);
@@ -355,6 +397,8 @@ int TrainCommand::run() {
   } else {
     initialize(*model, options.seed);
   }
+  model->prepare();
+  setting_up.end();
   if (resuming()) {
     save_options(out, options);
   } else {

@@ -43,6 +43,13 @@ std::string command_of(const CLI::App& app) {
   return command;
 }
 
+std::string commands_of(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names += (names.empty() ? "" : ", ") + sub->get_name();
+  return names;
+}
+
 std::string after(std::string_view text, std::string_view mark) {
   const std::size_t at = text.find(mark);
   return std::string(at == std::string_view::npos ? text : text.substr(at + mark.size()));
@@ -85,6 +92,12 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   std::string text = what;
   switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
     case CLI::ExitCodes::ExtrasError:
+      if (command == "coda" && app.remaining(true).size() == 1) {
+        const std::string word = app.remaining(true)[0];
+        text =
+            fmt::format("expected one of the commands {}, got {}", commands_of(app), quoted(word));
+        break;
+      }
       text = fmt::format("{}expected a command and its options only, got {}",
                          command == "coda" ? "" : after(command, " ") + ": ",
                          quoted(fmt::format("{}", fmt::join(app.remaining(true), " "))));

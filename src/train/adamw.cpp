@@ -20,24 +20,56 @@ void update_all(const AdamWStep& u, std::size_t count, float* __restrict value,
   }
 }
 
+double square_sum(std::span<const float> values) {
+  // Eight sums side by side: vectorises without leave to reorder, and is the same everywhere.
+  double lanes[8] = {};
+  std::size_t i = 0;
+  for (; i + 8 <= values.size(); i += 8) {
+    for (std::size_t lane = 0; lane < 8; ++lane) {
+      const double value = values[i + lane];
+      lanes[lane] += value * value;
+    }
+  }
+  for (std::size_t lane = 0; i + lane < values.size(); ++lane) {
+    const double value = values[i + lane];
+    lanes[lane] += value * value;
+  }
+  double total = 0.0;
+  for (const double lane : lanes) total += lane;
+  return total;
+}
+
 }  // namespace
 
-AdamW::AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options)
-    : parameters_(parameters), options_(options) {
-  for (const Parameter& p : parameters) {
-    first_.emplace_back(p.value.size());
-    second_.emplace_back(p.value.size());
+AdamW::AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options, Backend* host)
+    : parameters_(parameters), options_(options), host_(host) {
+  hold_on_host();
+}
+
+void AdamW::hold_on_host() {
+  constexpr std::size_t kChunk = 1 << 16;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::size_t size = parameters_[i].value.size();
+    first_.emplace_back(size);
+    second_.emplace_back(size);
+    for (std::size_t begin = 0; begin < size; begin += kChunk)
+      chunks_.push_back({i, begin, std::min(kChunk, size - begin)});
   }
+  square_sums_.resize(chunks_.size());
+}
+
+void AdamW::for_each_chunk(const std::function<void(std::size_t)>& body) {
+  const auto count = static_cast<std::int64_t>(chunks_.size());
+  const auto chunk = [&](std::int64_t index) { body(static_cast<std::size_t>(index)); };
+  if (host_ != nullptr) return host_->parallel_for(count, chunk);
+  for (std::int64_t index = 0; index < count; ++index) chunk(index);
 }
 
 AdamW::AdamW(Model& model, const AdamWOptions& options)
-    : parameters_(model.parameters()), options_(options) {
+    : parameters_(model.parameters()), options_(options), host_(model.host()) {
   Backend* device = model.device();
   if (device == nullptr) {
-    for (const Parameter& p : parameters_) {
-      first_.emplace_back(p.value.size());
-      second_.emplace_back(p.value.size());
-    }
+    hold_on_host();
     return;
   }
   first_.resize(parameters_.size());
@@ -53,7 +85,14 @@ AdamW::AdamW(Model& model, const AdamWOptions& options)
 }
 
 double AdamW::gradient_norm() {
-  return device_ ? std::sqrt(device_->gradient_square_sum()) : coda::gradient_norm(parameters_);
+  if (device_) return std::sqrt(device_->gradient_square_sum());
+  for_each_chunk([&](std::size_t i) {
+    const Chunk& c = chunks_[i];
+    square_sums_[i] = square_sum(parameters_[c.parameter].gradient.subspan(c.begin, c.count));
+  });
+  double total = 0.0;
+  for (const double sum : square_sums_) total += sum;
+  return std::sqrt(total);
 }
 
 std::span<float> AdamW::host(Moments& moments, std::size_t parameter) {
@@ -90,34 +129,15 @@ void AdamW::update(std::int64_t step, double learning_rate, double gradient_scal
     device_->update(u);
     return;
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
+  for_each_chunk([&](std::size_t i) {
+    const Chunk& c = chunks_[i];
+    const Parameter& p = parameters_[c.parameter];
+    AdamWStep of_tensor = u;
     const double decay = p.shape.size() >= 2 ? options_.weight_decay : 0.0;
-    u.keep = static_cast<float>(1.0 - learning_rate * decay);
-    update_all(u, p.value.size(), p.value.data(), p.gradient.data(), first_[i].data(),
-               second_[i].data());
-  }
-}
-
-double gradient_norm(const std::vector<Parameter>& parameters) {
-  double total = 0.0;
-  for (const Parameter& p : parameters) {
-    // Eight sums side by side: vectorises without leave to reorder, and is the same everywhere.
-    double lanes[8] = {};
-    std::size_t i = 0;
-    for (; i + 8 <= p.gradient.size(); i += 8) {
-      for (std::size_t lane = 0; lane < 8; ++lane) {
-        const double g = p.gradient[i + lane];
-        lanes[lane] += g * g;
-      }
-    }
-    for (std::size_t lane = 0; i + lane < p.gradient.size(); ++lane) {
-      const double g = p.gradient[i + lane];
-      lanes[lane] += g * g;
-    }
-    for (const double lane : lanes) total += lane;
-  }
-  return std::sqrt(total);
+    of_tensor.keep = static_cast<float>(1.0 - learning_rate * decay);
+    update_all(of_tensor, c.count, p.value.data() + c.begin, p.gradient.data() + c.begin,
+               first_[c.parameter].data() + c.begin, second_[c.parameter].data() + c.begin);
+  });
 }
 
 double Schedule::at(std::int64_t step) const {

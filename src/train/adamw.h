@@ -1,9 +1,10 @@
 // AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) with clipping
-// by the global norm, and the learning-rate schedule. Serial: a step moves a few bytes a weight,
-// which is small beside the matrix products, and its bits depend on nothing else.
+// by the global norm, and the learning-rate schedule. Work is cut into chunks of fixed size, so
+// that the bits depend on no number of threads.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,8 +23,10 @@ struct AdamWOptions {
 
 class AdamW {
  public:
-  AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options);
-  /// Where the model's weights are. The model must outlive it.
+  /// On the host, with the threads of `host`; null: with the caller's alone.
+  AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options,
+        Backend* host = nullptr);
+  /// Where the model's weights are. The model and its backend must outlive it.
   AdamW(Model& model, const AdamWOptions& options);
 
   /// Euclidean norm of all gradients together, summed in double.
@@ -42,16 +45,23 @@ class AdamW {
  private:
   using Moments = std::vector<std::vector<float>>;
   std::span<float> host(Moments& moments, std::size_t parameter);
+  void hold_on_host();
+  void for_each_chunk(const std::function<void(std::size_t)>& body);
+
+  /// Elements [begin, begin + count) of a parameter.
+  struct Chunk {
+    std::size_t parameter = 0, begin = 0, count = 0;
+  };
 
   const std::vector<Parameter>& parameters_;
   AdamWOptions options_;
-  Moments first_, second_;  ///< on a device: empty until asked for
+  Backend* host_ = nullptr;
+  std::vector<Chunk> chunks_;
+  std::vector<double> square_sums_;  ///< of the chunks' gradients
+  Moments first_, second_;           ///< on a device: empty until asked for
   std::vector<BackendTensor> device_first_, device_second_;
   std::unique_ptr<DeviceAdamW> device_;
 };
-
-/// Euclidean norm of all gradients together, summed in double, on the host.
-double gradient_norm(const std::vector<Parameter>& parameters);
 
 /// Rises linearly from peak / warmup at step 1 to peak at step `warmup`, then falls as half a
 /// cosine to `least` at step `steps`. Steps count from 1.

@@ -30,6 +30,7 @@ class TrainedLlama : public Model {
   void weights_updated() override {
     if (device() == nullptr) model_.values_changed();
   }
+  void prepare() override { model_.prepare(LlamaModel::Use::training); }
   void zero_gradients() override { model_.zero_gradients(); }
   void fetch_values() const override { model_.fetch_values(); }
   void fetch_gradients() override {
@@ -40,6 +41,9 @@ class TrainedLlama : public Model {
   }
   Backend* device() const override {
     return model_.backend().on_host() ? nullptr : &model_.backend();
+  }
+  Backend* host() const override {
+    return model_.backend().on_host() ? &model_.backend() : nullptr;
   }
   std::vector<AdamWTensor> device_tensors() const override {
     std::vector<AdamWTensor> tensors;

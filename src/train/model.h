@@ -59,7 +59,11 @@ class Model {
   /// Where a model keeps its weights on a device: that, and its tensors without moments.
   virtual Backend* device() const { return nullptr; }
   virtual std::vector<AdamWTensor> device_tensors() const;
+  /// Whose threads work on weights that lie on the host; null: the caller's alone.
+  virtual Backend* host() const { return nullptr; }
 
+  /// Makes ready what forward_backward needs, which the first call would do otherwise.
+  virtual void prepare() {}
   /// Adds scale * d(sum of the valid labels' losses) to the gradients; returns that sum, unscaled.
   virtual double forward_backward(const Batch& batch, float scale) = 0;
   /// The sum of the valid labels' losses.

@@ -90,13 +90,23 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer) 
   return c;
 }
 
+namespace {
+
+/// Tried, since permissions do not say it for every file system (/proc) and user.
+bool can_make_folder_in(const fs::path& above) {
+  std::string name = (above / ".coda-XXXXXX").string();
+  return ::mkdtemp(name.data()) != nullptr && ::rmdir(name.c_str()) == 0;
+}
+
+}  // namespace
+
 void check_new_run(const fs::path& folder) {
   std::error_code unused;
   const fs::path path = whole(folder);
   if (!fs::exists(path, unused)) {
     fs::path above = path.parent_path();
     while (!fs::exists(above, unused) && above.has_relative_path()) above = above.parent_path();
-    if (fs::is_directory(above, unused) && ::access(above.c_str(), W_OK | X_OK) == 0) return;
+    if (can_make_folder_in(above)) return;
     throw_error<UsageError>(
         "--out: {}: expected a path at which a folder can be made, got {} in the way. Choose a "
         "folder that this user may write into.",

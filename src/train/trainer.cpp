@@ -97,7 +97,7 @@ Trainer::State::State(Graph& graph, Tensor loss_value, const std::vector<Tensor>
   }
   hold(graph, parameters);
   const AdamWOptions of_adamw{options.beta1, options.beta2, options.eps, options.weight_decay};
-  adamw = std::make_unique<AdamW>(views, of_adamw);
+  adamw = std::make_unique<AdamW>(views, of_adamw, &backend);
 
   CompileOptions compile_options;
   compile_options.dtype = options.dtype;
@@ -152,7 +152,7 @@ double Trainer::step(std::int64_t tokens) {
   State& s = *state_;
   s.train->run(Phase::forward, tokens);
   s.train->run(Phase::backward, tokens);
-  const double loss = s.loss.get(0), norm = gradient_norm(s.views);
+  const double loss = s.loss.get(0), norm = s.adamw->gradient_norm();
   if (!std::isfinite(loss)) return loss;
   if (!std::isfinite(norm)) return std::nan("");
   const double clip = s.options.clip;

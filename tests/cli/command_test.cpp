@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -82,7 +83,8 @@ TEST(Command, WrongUseExitsWithTwoAndSaysWhy) {
   folder.write("binary", std::string("a\0b", 3));
   const std::pair<std::string, std::string> cases[] = {
       {"coda", "expected a command"},
-      {"coda nonsense", "nonsense"},
+      {"coda nonsense", "expected one of the commands train, eval, generate,"},
+      {"coda train --data text.txt --out /proc/x", "--out: /proc/x: expected a path at which"},
       {"coda train --nonsense 3", "nonsense"},
       {"coda train --data text.txt --seq three --out r",
        "--seq: expected a whole number, got \"three\""},
@@ -359,6 +361,55 @@ TEST(Command, ASignalSavesAndPrintsHowToContinue) {
   EXPECT_THAT(stopped.out, HasSubstr("Continue with: coda train --resume run"));
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "run" / "model.safetensors"));
   EXPECT_EQ(shell(folder, "coda train --resume run --stop-after 1").code, 0);
+}
+
+// The signal comes once the program handles it, and long before 3 MB of text are pieces.
+TEST(Command, ASignalWhileARunIsSetUpLeavesNothing) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (std::int64_t i = 0; i < 300000; ++i)
+    text += std::to_string(i * 7919 % 100003) + (i % 9 ? " " : "\n");
+  folder.write("text.txt", text);
+  const Result stopped = shell(folder,
+                               "coda train --data text.txt --out run & pid=$!; for i in $(seq "
+                               "600); do grep -q 'SigCgt:.*5003' /proc/$pid/status && break; sleep "
+                               "0.01; done; kill -TERM $pid; wait $pid");
+  EXPECT_EQ(stopped.code, 1) << stopped.out;
+  EXPECT_THAT(stopped.err, HasSubstr("stopped before the first step; nothing was written"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "run"));
+}
+
+TEST(Command, GenerateSendsATerminalNoControlCharacters) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  ASSERT_EQ(shell(folder, kSmall + "--steps 1 --out run").code, 0);
+  const std::string generate =
+      "coda generate --model run --prompt The --tokens 28 --temperature 4 --top-p 1 ";
+  std::string raw, shown;
+  for (int seed = 0; seed < 8; ++seed) {  // bytes of an untrained model
+    const std::string command = generate + "--seed " + std::to_string(seed);
+    raw += shell(folder, command).out;
+    shown += shell(folder, "script -qec '" + command + "' /dev/null").out;
+  }
+  const auto is_control = [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t';
+  };
+  EXPECT_TRUE(std::any_of(raw.begin(), raw.end(), is_control)) << "the test shows nothing";
+  EXPECT_TRUE(std::none_of(shown.begin(), shown.end(), is_control)) << shown;
+  EXPECT_THAT(shown, HasSubstr("\\x"));
+}
+
+TEST(Command, EvalAndTrainAgreeOnTheSameTokens) {
+  const TemporaryFolder folder;
+  folder.write("text.txt", some_text());
+  const Result trained = shell(folder, kSmall + "--steps 2 --eval-tokens 100 --json --out run");
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const Result evaluated = shell(folder,
+                                 "coda eval --model run --data text.txt --held-out --seq 32 "
+                                 "--eval-tokens 100 --json");
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  for (const char* what : {"unigram_loss", "eval_loss"})
+    EXPECT_DOUBLE_EQ(evaluated.lines().back()[what], trained.lines().back()[what]) << what;
 }
 
 TEST(Command, ExplainShowsMathProgramsAndCosts) {

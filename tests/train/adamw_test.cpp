@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "backend/backend.h"
 #include "train/bigram_model.h"
 #include "train/random.h"
 
@@ -65,7 +66,47 @@ TEST(AdamW, GradientNormCoversAllParameters) {
       next += 0.25f;
     }
   }
-  EXPECT_NEAR(gradient_norm(model.parameters()), std::sqrt(expected), 1e-13 * expected);
+  EXPECT_NEAR(AdamW(model.parameters(), {}).gradient_norm(), std::sqrt(expected), 1e-13 * expected);
+}
+
+// Tensors of several chunks and of a part of one.
+TEST(AdamW, NoBitDependsOnThreads) {
+  constexpr std::size_t kSizes[] = {200003, 7, 65536};
+  std::vector<std::vector<float>> values[3];
+  double norms[3] = {};
+  for (const int run : {0, 1, 2}) {
+    std::vector<std::vector<float>> value, gradient;
+    std::vector<Parameter> parameters;
+    const CounterRandom random(3, 0);
+    for (const std::size_t size : kSizes) {
+      value.emplace_back(size);
+      gradient.emplace_back(size);
+      for (std::size_t i = 0; i < size; ++i) {
+        value.back()[i] = static_cast<float>(random.normal(i));
+        gradient.back()[i] = static_cast<float>(random.normal(size + i));
+      }
+    }
+    for (std::size_t i = 0; i < value.size(); ++i)
+      parameters.push_back({"w", {static_cast<std::int64_t>(kSizes[i]), 1}, value[i], gradient[i]});
+    const auto backend = make_cpu_backend(run == 1 ? 1 : 5);
+    AdamW optimizer(parameters, {}, run == 0 ? nullptr : backend.get());
+    norms[run] = optimizer.gradient_norm();
+    for (int step = 1; step <= 3; ++step) optimizer.update(step, 1e-2, 1 / norms[run]);
+    values[run] = value;
+  }
+  double sum = 0.0;
+  const CounterRandom random(3, 0);
+  for (const std::size_t size : kSizes) {
+    for (std::size_t i = 0; i < size; ++i) {
+      const double g = static_cast<float>(random.normal(size + i));
+      sum += g * g;
+    }
+  }
+  EXPECT_NEAR(norms[0], std::sqrt(sum), 1e-12 * std::sqrt(sum));
+  for (const int run : {1, 2}) {
+    EXPECT_EQ(norms[run], norms[0]);
+    EXPECT_EQ(values[run], values[0]);
+  }
 }
 
 TEST(Schedule, WarmsUpThenFallsAsACosine) {

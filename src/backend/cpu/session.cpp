@@ -132,6 +132,9 @@ class CpuBackend final : public Backend {
                                    std::int64_t max_tokens) override {
     return std::make_unique<CpuSession>(std::move(plan), max_tokens, pool_, gemm_);
   }
+  void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) override {
+    pool_->parallel_for(count, [&](std::int64_t index, int) { body(index); });
+  }
 
  private:
   std::shared_ptr<ThreadPool> pool_;

@@ -150,8 +150,11 @@ LlamaModel::Parameter& LlamaModel::parameter(std::string_view name) {
 namespace {
 
 void round_into(std::span<const float> from, DType dtype, std::span<std::uint16_t> to) {
-  const auto round = dtype == DType::bf16 ? bf16_from_f32 : f16_from_f32;
-  for (std::size_t i = 0; i < from.size(); ++i) to[i] = round(from[i]);
+  if (dtype == DType::bf16) {
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = bf16_from_f32(from[i]);
+  } else {
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = f16_from_f32(from[i]);
+  }
 }
 
 }  // namespace
@@ -160,7 +163,14 @@ void LlamaModel::values_changed() {
   for (Parameter& p : parameters_) {
     const auto values = p.value.as<const float>();
     if (p.rounded.size() > 0) {
-      round_into(values, options_.dtype, p.rounded.as<std::uint16_t>());
+      constexpr std::size_t kChunk = 1 << 16;
+      const auto rounded = p.rounded.as<std::uint16_t>();
+      const auto chunks = static_cast<std::int64_t>((values.size() + kChunk - 1) / kChunk);
+      backend_.parallel_for(chunks, [&](std::int64_t index) {
+        const std::size_t begin = static_cast<std::size_t>(index) * kChunk;
+        const std::size_t count = std::min(kChunk, values.size() - begin);
+        round_into(values.subspan(begin, count), options_.dtype, rounded.subspan(begin, count));
+      });
     }
     if (p.device.value) p.device.value.upload(values.data());
     if (p.device.rounded) {

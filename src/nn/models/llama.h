@@ -71,8 +71,8 @@ class LlamaModel {
   const LlamaOptions& options() const { return options_; }
 
   /// fp32 master values and the sums of gradients, which stay where they are. On a backend with
-  /// memory of its own, `value` is what values_changed sends there and fetch_values brings back, and
-  /// `gradient` is empty until fetch_gradients.
+  /// memory of its own, `value` is what values_changed sends there and fetch_values brings back,
+  /// and `gradient` is empty until fetch_gradients.
   struct Parameter {
     LlamaWeight weight;
     HostTensor value;     ///< f32
@@ -101,6 +101,8 @@ class LlamaModel {
   /// run. A run of more rows throws UsageError.
   void reserve(std::int64_t max_tokens);
   std::int64_t reserved() const { return max_tokens_; }
+  /// Compiles a use and allocates its memory, which its first run would do otherwise.
+  void prepare(Use use) { session(use); }
 
   /// Adds scale * d(sum of losses) to the gradients; returns that sum, unscaled.
   double forward_backward(const LlamaBatch& batch, float scale);
