@@ -10,9 +10,10 @@
 
 namespace coda {
 
-/// What a machine can do at best. A step takes at least the larger of its two times.
+/// What a machine can do at best: floating-point operations and bytes a second; 0: unknown. A step
+/// takes at least the larger of its two times; where both are unknown no floor is given.
 struct Peaks {
-  double flops_per_second = 0;  ///< 0: unknown, no floor
+  double flops_per_second = 0;
   double bytes_per_second = 0;
 };
 
@@ -24,6 +25,8 @@ struct StepReport {
   std::string fused;  ///< what a GEMM's epilogue does besides storing acc; empty: nothing
   std::string note;   ///< why it is not part of another step
   Cost cost;
+  /// false: cost.flops is not known (what attention computes depends on the sequences' lengths).
+  bool counted = true;
   double floor_seconds = 0;
 };
 
@@ -33,12 +36,14 @@ struct PlanReport {
   std::vector<std::string> rewrites;
   std::vector<StepReport> steps;
   Cost forward, backward;
+  bool counted = true;       ///< false: the costs leave out operations of opaque steps
   double saved_bytes = 0;    ///< held between the phases
   double floor_seconds = 0;  ///< of all steps, one after the other
   /// Bytes of the same GEMMs' operands and results alone: what no fusion can go below.
   double gemm_bytes = 0;
 };
 
+/// Throws UsageError if tokens is negative.
 PlanReport report(const Plan& plan, std::int64_t tokens, const Peaks& peaks = {});
 
 /// The report as text; programs: with the text of every program.

@@ -74,6 +74,12 @@ int EvalCommand::run() const {
                  {"tokens", tokens}});
   output.result("loss {:.4f} (perplexity {:.2f}) over {} tokens; a unigram model reaches {:.4f}\n",
                 loss, std::exp(loss), tokens, unigram);
+  if (!std::isfinite(loss)) {
+    throw_error<BackendError>(
+        "{}: expected a finite loss, got {}: a logit overflows or is NaN. Check the weights (`coda "
+        "verify`), or compute in --dtype f32.",
+        model, std::isnan(loss) ? "NaN" : "infinity");
+  }
   return 0;
 }
 

@@ -37,7 +37,7 @@ void ExplainCommand::print_json(const PlanReport& r) const {
                    {"fused", step.fused},
                    {"note", step.note},
                    {"bytes", step.cost.bytes},
-                   {"flops", step.cost.flops},
+                   {"flops", step.counted ? ordered_json(step.cost.flops) : nullptr},
                    {"floor_seconds", step.floor_seconds},
                    {"program", step.text}});
   }

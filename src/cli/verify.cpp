@@ -78,9 +78,11 @@ double usual_tolerance(DType dtype, std::int64_t layers) {
 bool VerifyCommand::compare(const std::string& name, std::span<const double> got,
                             const std::vector<std::int64_t>& shape, const StoredTensor& expected,
                             double bound) const {
-  if (expected.shape != shape) {
-    throw_error<UsageError>("{}: tensor \"{}\": expected shape [{}], got {}.", file, name,
-                            fmt::join(shape, ", "), describe(expected));
+  const bool scalar = shape == std::vector<std::int64_t>{1} && expected.shape.empty();
+  if (expected.shape != shape && !scalar) {
+    throw_error<UsageError>(
+        "{}: tensor \"{}\": expected shape [{}], got {}. Store the one that belongs to {}.", file,
+        name, fmt::join(shape, ", "), describe(expected), model);
   }
   const std::vector<double> values = read_f64(expected, file);
   const double error = relative_error(got, values);
@@ -144,8 +146,9 @@ Command add_verify(CLI::App& app) {
   auto c = std::make_shared<VerifyCommand>();
   sub->add_option("--model", c->model, "Hugging Face folder")->required()->group("Input");
   sub->add_option("--case", c->file,
-                  "Safetensors file: input_ids and labels [B, T] (not shifted, -100 does not "
-                  "count), and any of logits, loss, grad.NAME")
+                  "Safetensors file: input_ids and labels [B, T], and any of logits, loss, "
+                  "grad.NAME. labels[b, t] is the token that position t has to predict (for "
+                  "transformers' labels that means: one to the left); -100 does not count")
       ->required()
       ->group("Input");
   sub->add_option("--tol", c->tolerance,

@@ -89,6 +89,7 @@ double bare_bytes(const Step& step, const Plan& plan, std::int64_t tokens) {
 }  // namespace
 
 PlanReport report(const Plan& plan, std::int64_t tokens, const Peaks& peaks) {
+  if (tokens < 0) throw_error<UsageError>("explain: expected 0 tokens or more, got {}.", tokens);
   PlanReport report;
   report.tokens = tokens;
   report.math = plan.math;
@@ -113,6 +114,8 @@ PlanReport report(const Plan& plan, std::int64_t tokens, const Peaks& peaks) {
       } else {
         entry.name = row_of(step.opaque).name;
         entry.form = "opaque";
+        entry.counted = false;
+        report.counted = false;
       }
       Cost& phase = forward ? report.forward : report.backward;
       phase.bytes += entry.cost.bytes;
@@ -132,11 +135,9 @@ std::string explain(const Plan& plan, std::int64_t tokens, const Peaks& peaks, b
   for (const StepReport& step : r.steps) {
     if (step.phase != phase) text += fmt::format("\n{}, M = {}\n", step.phase, tokens);
     phase = step.phase == "forward" ? "forward" : "backward";
-    // What attention computes depends on the lengths of the sequences.
-    const bool counted = step.form != "opaque";
     text += fmt::format("  {:<8}{:<40}{:>10.1f} MB{:>12} GFLOP", step.form, step.name,
                         step.cost.bytes / 1e6,
-                        counted ? fmt::format("{:.1f}", step.cost.flops / 1e9) : "n/a");
+                        step.counted ? fmt::format("{:.1f}", step.cost.flops / 1e9) : "n/a");
     if (step.floor_seconds > 0) text += fmt::format("{:>12.1f} us", step.floor_seconds * 1e6);
     text += "\n";
     if (!step.fused.empty()) text += fmt::format("    fused: {}\n", step.fused);
@@ -148,6 +149,7 @@ std::string explain(const Plan& plan, std::int64_t tokens, const Peaks& peaks, b
       "{:.1f} MB; the GEMMs alone move {:.1f} MB\n",
       r.forward.bytes / 1e6, r.forward.flops / 1e9, r.backward.bytes / 1e6, r.backward.flops / 1e9,
       r.saved_bytes / 1e6, r.gemm_bytes / 1e6);
+  if (!r.counted) text += "GFLOP and floors leave out the operations of opaque steps\n";
   if (r.floor_seconds > 0)
     text += fmt::format("floor at {:.1f} TFLOP/s and {:.2f} TB/s: {:.1f} us\n",
                         peaks.flops_per_second / 1e12, peaks.bytes_per_second / 1e12,

@@ -124,6 +124,13 @@ TEST(LlamaConfig, WhatCodaDoesNotComputeIsRefused) {
   EXPECT_THAT(complaint("mlp_bias", true), HasSubstr("mlp_bias: expected false"));
   EXPECT_THAT(complaint("hidden_act", "gelu"), HasSubstr("expected \"silu\", got \"gelu\""));
   EXPECT_THAT(complaint("model_type", "gpt2"), HasSubstr("model_type"));
+  EXPECT_THAT(complaint("model_type", nullptr),
+              HasSubstr("model_type: expected \"llama\", got nothing"));
+  EXPECT_THAT(complaint("architectures", json::array({"MistralForCausalLM"})),
+              HasSubstr("architectures"));
+  EXPECT_EQ(complaint("architectures", json::array({"LlamaForCausalLM"})), "");
+  EXPECT_THAT(complaint("quantization_config", json{{"quant_method", "gptq"}}),
+              HasSubstr("quantization_config: expected none"));
   EXPECT_THAT(complaint("dtype", "float8"), HasSubstr("dtype"));
 }
 

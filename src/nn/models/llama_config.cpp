@@ -243,13 +243,32 @@ void check(const LlamaConfig& c, std::string_view where) {
   }
 }
 
+namespace {
+
+/// What would be read without a complaint, but computed wrongly.
+void must_be_llama(const Reader& config, const json& root) {
+  if (!config.has("model_type") || config.text("model_type", "") != "llama") {
+    throw_error<UsageError>("{}: model_type: expected \"llama\", got {}.", config.where(),
+                            config.has("model_type") ? excerpt(root["model_type"]) : "nothing");
+  }
+  if (config.has("architectures") && root["architectures"] != json::array({"LlamaForCausalLM"})) {
+    throw_error<UsageError>("{}: architectures: expected [\"LlamaForCausalLM\"], got {}.",
+                            config.where(), excerpt(root["architectures"]));
+  }
+  if (config.has("quantization_config")) {
+    throw_error<UsageError>(
+        "{}: quantization_config: expected none, got {}. Store the weights as float32, bfloat16 or "
+        "float16.",
+        config.where(), excerpt(root["quantization_config"]));
+  }
+}
+
+}  // namespace
+
 LlamaConfig parse_llama_config(std::string_view text, std::string_view where) {
   const json root = parse_json_object(text, where);
   const Reader config(root, std::string(where));
-  const std::string type = config.text("model_type", "llama");
-  if (type != "llama") {
-    throw_error<UsageError>("{}: model_type: expected \"llama\", got {}.", where, excerpt(type));
-  }
+  must_be_llama(config, root);
   LlamaConfig c;
   c.hidden_size = config.size("hidden_size");
   c.num_hidden_layers = config.size("num_hidden_layers");
