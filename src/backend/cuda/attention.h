@@ -25,7 +25,7 @@ struct AttentionVariant {
   bool tensor_cores() const {
     return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
-  /// Unless CODA_ATTENTION=mma asks for mma.sync.
+  /// Heads of 128, unless CODA_ATTENTION=mma asks for mma.sync; of 64 with CODA_ATTENTION=wgmma.
   bool may_use_wgmma() const;
 };
 

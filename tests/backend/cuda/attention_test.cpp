@@ -264,7 +264,9 @@ class CudaAttentionHost : public ::testing::Test {
     if (!std::filesystem::exists(kHostGpuFolder)) GTEST_SKIP() << "needs the sources";
     if (is_sanitized()) GTEST_SKIP() << "fibers confuse the address sanitizer";
     if (std::system("c++ --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs c++ on the path";
+    ::setenv("CODA_ATTENTION", "wgmma", 1);
   }
+  void TearDown() override { ::unsetenv("CODA_ATTENTION"); }
 };
 
 TEST_F(CudaAttentionHost, AgreesWithTheDefinition) {
@@ -527,7 +529,9 @@ const Case kCases[] = {
 };
 
 TEST_F(CudaAttention, AgreesWithTheDefinition) {
+  ::setenv("CODA_ATTENTION", "wgmma", 1);
   for (const Case& c : kCases) expect_definition(c, by(make_own));
+  ::unsetenv("CODA_ATTENTION");
 }
 
 TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
@@ -540,11 +544,13 @@ TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
 
 /// One of every kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
 TEST_F(CudaAttention, SmallShapes) {
+  ::setenv("CODA_ATTENTION", "wgmma", 1);
   for (const Case& c :
        {Case{DType::bf16, 2, 1, 64, {0, 5, 5, 140}}, Case{DType::f16, 1, 1, 128, {0, 66}},
         Case{DType::bf16, 2, 1, 24, {0, 70}}, Case{DType::f32, 2, 1, 20, {0, 66}}}) {
     expect_definition(c, by(make_own));
   }
+  ::unsetenv("CODA_ATTENTION");
 }
 
 const Case kReplays[] = {
@@ -630,10 +636,13 @@ TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
     EXPECT_TRUE(attention_choice({DType::bf16, 64, true}).cudnn);
   }
   ::unsetenv("CODA_ATTENTION");
+  EXPECT_TRUE((AttentionVariant{DType::bf16, 128, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
+  ::setenv("CODA_ATTENTION", "wgmma", 1);
   EXPECT_TRUE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "mma", 1);
   EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=mma)");
-  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 128, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "fast", 1);
   EXPECT_THROW(attention_choice({DType::bf16, 64, true}), UsageError);
   ::unsetenv("CODA_ATTENTION");
