@@ -113,7 +113,8 @@ struct TrainCommand {
   void begin();
   void continue_run();
   void check_resume_alone() const;
-  LlamaConfig model_config(const Tokenizer& tokenizer) const;
+  LlamaConfig model_config(const Tokenizer& tokenizer);
+  void take_sizes(const LlamaConfig& c);
   void check_hash(const std::string& hash) const;
   void train(Model& model, AdamW& optimizer, const TokenSplit& tokens, Progression& run,
              const LlamaConfig& model_config);
@@ -237,9 +238,28 @@ void TrainCommand::continue_run() {
   check(options);
 }
 
-LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) const {
+/// The options of a new run from --model are the model's sizes: others would be silently ignored.
+void TrainCommand::take_sizes(const LlamaConfig& c) {
+  const auto take = [&](const char* name, auto& value, auto actual, bool is_default = false) {
+    if (app->count(name) > 0 && value != actual && !is_default) {
+      throw_error<UsageError>("{}: expected {}, which {} has, got {}. Leave the option out.", name,
+                              actual, options.model, value);
+    }
+    value = actual;
+  };
+  take("--d-model", options.d_model, c.hidden_size);
+  take("--layers", options.layers, c.num_hidden_layers);
+  take("--heads", options.heads, c.num_attention_heads);
+  take("--kv-heads", options.kv_heads, c.num_key_value_heads, options.kv_heads == 0);
+  take("--d-ff", options.d_ff, c.intermediate_size, options.d_ff == 0);
+  take("--vocab", options.vocab, c.vocab_size);
+  take("--tie-embeddings", options.tie_embeddings, c.tie_word_embeddings);
+}
+
+LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) {
   const std::string source = resuming() ? out : options.model;
   LlamaConfig c = source.empty() ? new_config(options, tokenizer) : load_config(source);
+  if (!resuming() && !source.empty()) take_sizes(c);
   c.dtype = parse_dtype(options.dtype);
   check_vocabulary(tokenizer, c, source);
   if (options.seq > c.max_position_embeddings) {

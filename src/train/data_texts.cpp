@@ -71,14 +71,21 @@ class Reader {
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-/// Regular files below a folder, sorted. Links to folders are not followed: they may form a ring.
+/// `coda train` has written this folder: nothing in it is text to train on.
+bool is_run(const fs::path& folder) {
+  std::error_code unused;
+  return fs::exists(folder / "options.json", unused) && fs::exists(folder / "config.json", unused);
+}
+
+/// Regular files below a folder, sorted, without those of runs. Links to folders are not followed:
+/// they may form a ring.
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code unused;
-    if (is_hidden(it->path())) {
+    if (is_hidden(it->path()) || is_run(it->path())) {
       if (it->is_directory(unused)) it.disable_recursion_pending();
     } else if (it->is_regular_file(unused)) {
       files.push_back(it->path());
@@ -214,6 +221,12 @@ Texts::Texts(std::span<const std::string> paths, std::string text_field)
     std::error_code unused;
     if (!fs::exists(path, unused)) {
       throw_error<UsageError>("--data: {}: expected a file or a folder, got nothing there.", path);
+    }
+    if (is_run(path)) {
+      throw_error<UsageError>(
+          "--data: {}: expected text, got the folder of a run. Name the folder that holds its "
+          "text.",
+          path);
     }
     if (fs::is_directory(path, unused)) {
       for (const fs::path& file : files_below(path)) add(file, false);

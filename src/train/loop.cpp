@@ -33,6 +33,11 @@ constexpr std::int64_t kMostSkipped = 100;  // in a row: weights that give NaN d
 /// A NaN has a sign bit that means nothing, and fmt prints it.
 double without_sign(double x) { return std::isnan(x) ? std::abs(x) : x; }
 
+std::string last_checkpoint(std::int64_t step) {
+  return step == 0 ? "there is no checkpoint yet"
+                   : fmt::format("the last checkpoint is of step {}", step);
+}
+
 /// Why a step must not change the weights; "" if it may. Throws Error if the options say stop.
 std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent,
                            const TrainOptions& options, std::int64_t saved) {
@@ -40,9 +45,9 @@ std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent
     if (options.on_nan == "skip") return "nan";
     throw_error<Error>(
         "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
-        "Lower --lr, raise --warmup, or leave such steps out with --on-nan skip; the last "
-        "checkpoint is of step {}.",
-        report.step, without_sign(report.loss), without_sign(report.gradient_norm), saved);
+        "Lower --lr, raise --warmup, or leave such steps out with --on-nan skip; {}.",
+        report.step, without_sign(report.loss), without_sign(report.gradient_norm),
+        last_checkpoint(saved));
   }
   const std::optional<double> median = recent.median();
   const bool spikes = median && report.loss > *median + options.spike;
@@ -50,9 +55,9 @@ std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent
   if (options.on_spike == "skip") return "spike";
   throw_error<Error>(
       "train: step {}: expected a loss of at most {:.4f} (--spike {} above the median of the last "
-      "{}), got {:.4f}. Lower --lr, or leave such steps out with --on-spike skip; the last "
-      "checkpoint is of step {}.",
-      report.step, *median + options.spike, options.spike, recent.all().size(), report.loss, saved);
+      "{}), got {:.4f}. Lower --lr, or leave such steps out with --on-spike skip; {}.",
+      report.step, *median + options.spike, options.spike, recent.all().size(), report.loss,
+      last_checkpoint(saved));
 }
 
 }  // namespace
@@ -127,8 +132,8 @@ void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
     } else if (++skipped > kMostSkipped) {
       throw_error<Error>(
           "train: step {}: expected at most {} skipped steps in a row, got one more ({}). The run "
-          "has diverged: begin again with a lower --lr; the last checkpoint is of step {}.",
-          step, kMostSkipped, report.skipped, saved);
+          "has diverged: begin again with a lower --lr; {}.",
+          step, kMostSkipped, report.skipped, last_checkpoint(saved));
     }
     run.done = step;
     const auto step_tokens = static_cast<double>(options.batch * options.accumulate * options.seq);

@@ -167,6 +167,49 @@ def test_a_diverging_run_stops_or_skips(coda, data, tmp_path):
     assert any("skipped" in m for m in metrics(tmp_path / "d")), skips.stderr
 
 
+def test_a_run_may_lie_among_its_data(coda, data, tmp_path):
+    run = tmp_path / "run"
+    options = [*TINY, "--steps", "6"]
+    stopped = coda("train", "--data", tmp_path, *options, "--stop-after", "3", "--out", run)
+    assert stopped.returncode == 0, stopped.stderr
+    resumed = coda("train", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(metrics(run)) == 6
+
+    named = coda("train", "--data", run, *options, "--out", tmp_path / "other")
+    assert named.returncode == 2 and "got the folder of a run" in named.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_model_has_its_own_sizes(coda, data, tmp_path):
+    first = tmp_path / "first"
+    made = coda("train", "--data", data, *TINY, "--steps", "2", "--out", first)
+    assert made.returncode == 0, made.stderr
+
+    begin = ["train", "--data", data, "--model", first, "--tokenizer", "bytes", "--seq", "16",
+             "--steps", "2"]  # fmt: skip
+    wider = coda(*begin, "--d-model", "64", "--out", tmp_path / "wider")
+    assert wider.returncode == 2, wider.stderr
+    assert "--d-model: expected 32" in wider.stderr and not (tmp_path / "wider").exists()
+
+    second = tmp_path / "second"
+    done = coda(*begin, "--d-model", "32", "--out", second)
+    assert done.returncode == 0, done.stderr
+    options = json.loads((second / "options.json").read_text())
+    assert (options["d_model"], options["layers"], options["heads"], options["d_ff"]) == (32, 1, 2, 64)
+    again = coda("train", "--config", second / "options.json", "--out", tmp_path / "third")
+    assert again.returncode == 0, again.stderr
+    assert state(tmp_path / "third") == state(second)
+
+
+def test_a_first_step_that_diverges_names_no_checkpoint(coda, data, tmp_path):
+    run = tmp_path / "run"
+    ended = coda("train", "--data", data, *TINY, "--steps", "20", "--lr", "1000", "--warmup", "0",
+                 "--save-every", "0", "--out", run)  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert "there is no checkpoint yet" in ended.stderr
+
+
 def test_recomputing_changes_no_bit(coda, data, tmp_path):
     for name, more in {"held": [], "again": ["--recompute"]}.items():
         done = coda("train", "--data", data, *TINY, "--steps", 3, "--dtype", "bf16", *more,
