@@ -267,6 +267,12 @@ LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) {
                             c.max_position_embeddings, source, options.seq);
   }
   check_memory("train", parameter_count(c), 16);  // value, gradient, two moments
+  if (device.device != "cuda") {
+    const auto size = static_cast<std::int64_t>(size_of(c.dtype));
+    // logits, and what each layer begins with
+    check_activations(options.batch, options.seq,
+                      size * (c.vocab_size + c.num_hidden_layers * c.hidden_size));
+  }
   return c;
 }
 

@@ -11,4 +11,8 @@ namespace coda {
 /// memory.
 void check_memory(std::string_view what, std::int64_t weights, std::int64_t bytes_per_weight);
 
+/// Throws UsageError unless what a step over batch * seq tokens holds at the least,
+/// `bytes_per_token` for each, fits into this machine's memory.
+void check_activations(std::int64_t batch, std::int64_t seq, std::int64_t bytes_per_token);
+
 }  // namespace coda

@@ -202,6 +202,13 @@ def test_a_model_has_its_own_sizes(coda, data, tmp_path):
     assert state(tmp_path / "third") == state(second)
 
 
+def test_a_batch_too_large_for_memory_is_refused_at_once(coda, data, tmp_path):
+    refused = coda("train", "--data", data, *TINY[:-1], "100000000", "--out", tmp_path / "x")
+    assert refused.returncode == 2, refused.stderr
+    assert "--batch, --seq: expected a step that fits" in refused.stderr
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_first_step_that_diverges_names_no_checkpoint(coda, data, tmp_path):
     run = tmp_path / "run"
     ended = coda("train", "--data", data, *TINY, "--steps", "20", "--lr", "1000", "--warmup", "0",
