@@ -372,8 +372,9 @@ TEST(Command, ASignalWhileARunIsSetUpLeavesNothing) {
   folder.write("text.txt", text);
   const Result stopped = shell(folder,
                                "coda train --data text.txt --out run & pid=$!; for i in $(seq "
-                               "600); do grep -q 'SigCgt:.*5003' /proc/$pid/status && break; sleep "
-                               "0.01; done; kill -TERM $pid; wait $pid");
+                               "600); do caught=0x$(sed -n 's/^SigCgt:\t//p' /proc/$pid/status); "
+                               "[ $((caught & 0x4000)) -ne 0 ] && break; sleep 0.01; done; "
+                               "kill -TERM $pid; wait $pid");
   EXPECT_EQ(stopped.code, 1) << stopped.out;
   EXPECT_THAT(stopped.err, HasSubstr("stopped before the first step; nothing was written"));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "run"));
