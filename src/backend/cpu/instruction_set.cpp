@@ -14,18 +14,18 @@ namespace {
 /// A value of CODA_CPU: at most these instructions.
 struct Cap {
   std::string_view name;
-  std::int64_t forbidden;  ///< Highway's targets; a lower bit is a better one
-  dnnl_cpu_isa_t onednn;
+  std::int64_t forbidden;  ///< Highway's targets; a lower bit is a better one; 0: no cap
+  dnnl_cpu_isa_t onednn;   ///< not read without a cap, for which 2.x and 3.x have different names
 };
 #if HWY_ARCH_X86
 constexpr Cap kCaps[] = {
-    {"auto", 0, dnnl_cpu_isa_all},
+    {"auto", 0, {}},
     {"avx512", HWY_AVX3 - 1, dnnl_cpu_isa_avx512_core},
     {"avx2", HWY_AVX2 - 1, dnnl_cpu_isa_avx2},
     {"baseline", (HWY_SSSE3 << 1) - 1, dnnl_cpu_isa_sse41},
 };
 #else
-constexpr Cap kCaps[] = {{"auto", 0, dnnl_cpu_isa_all}};
+constexpr Cap kCaps[] = {{"auto", 0, {}}};
 #endif
 
 const Cap& cap_called(std::string_view name) {
