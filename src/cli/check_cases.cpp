@@ -151,7 +151,7 @@ std::vector<CheckCase> op_cases() {
        }},
       {"op/rows",
        [](CaseGraph& g) {
-         const Tensor a = g.tile("t", 40), w = g.graph().weight("v", 70, 40, g.dtype());
+         const Tensor a = g.tile("t", 40), w = g.weight("v", 70, 40);
          g.output("y", matmul_nt(a, rows(w, 5, 41)));
        }},
       {"op/cat_rows",

@@ -17,12 +17,12 @@ bool is_reduction(Op op) {
 }
 
 std::vector<UnitStore> parts_of(const Graph& graph, NodeId v) {
-  if (graph.node(v).op != Op::cat_cols || !is_tile(graph.node(v))) return {{v, v, 0, -1}};
+  if (graph.node(v).op != Op::cat_cols || !is_tile(graph.node(v))) return {{v, v}};
   std::vector<UnitStore> parts;
   std::int64_t col = 0;
   for (const NodeId part : graph.node(v).in) {
     for (const UnitStore& inner : parts_of(graph, part))
-      parts.push_back({inner.value, v, col + inner.col, -1});
+      parts.push_back({inner.value, v, col + inner.col});
     col += graph.node(part).type.cols;
   }
   return parts;
@@ -190,7 +190,7 @@ void Partitioner::materialise_operand(NodeId operand, int reader) {
   }
   const bool fresh = placed_.insert(operand).second;
   for (const UnitStore& part : parts_of(graph_, operand)) {
-    if (fresh || part.into == part.value) materialise(part.value, part.into, part.col, -1, reader);
+    if (fresh || part.into == part.value) materialise(part, reader);
     units_[reader].operands.push_back(part);
   }
   if (!fresh)
@@ -206,9 +206,9 @@ void Partitioner::require(int unit, const UnitStore& store) {
   if (at == required.end() || *at != store) required.insert(at, store);
 }
 
-void Partitioner::materialise(NodeId v, NodeId into, std::int64_t col, std::int32_t slot,
-                              int reader) {
-  const bool own = into == v && slot < 0;
+void Partitioner::materialise(const UnitStore& store, int reader) {
+  const NodeId v = store.value, into = store.into;
+  const bool own = into == v && store.slot < 0;
   if (own && outside_[v]) {  // in memory already
     order_.add_edge(home_[v], reader);
     return;
@@ -231,7 +231,7 @@ void Partitioner::materialise(NodeId v, NodeId into, std::int64_t col, std::int3
     else
       run_after(unit, after_[v]), home_[v] = unit;
   }
-  require(unit, {v, into, col, slot});
+  require(unit, store);
   order_.add_edge(unit, reader);
 }
 
@@ -242,10 +242,10 @@ void Partitioner::seal(NodeId v) {
   int last = kFloating;
   for (const UnitStore& part : parts_of(graph_, v)) {
     if (part.into == part.value || !outside_[part.value]) {
-      materialise(part.value, part.into, part.col, -1, kFloating);
+      materialise(part, kFloating);
       last = home_[part.value];
     } else {
-      materialise(part.value, part.into, part.col, -1, kFloating);
+      materialise(part, kFloating);
       last = copy_units_[part.into];
     }
   }
@@ -366,9 +366,16 @@ void Partitioner::place_root(const Root& root) {
     return;
   }
   if (is_tile(node)) {
-    for (const UnitStore& part : parts_of(graph_, v)) {
-      const NodeId into = part.into == part.value && root.slot < 0 ? part.value : v;
-      materialise(part.value, into, part.col, root.slot, kFloating);
+    // Weights are never read from an output, so that blocks of rows need no buffer of their own.
+    const bool blocks = node.op == Op::cat_rows;
+    internal_check(!blocks || root.slot >= 0, "partition: {} is cat_rows in a buffer", v);
+    std::int64_t row = 0;
+    for (const NodeId block : blocks ? node.in : std::vector<NodeId>{v}) {
+      for (const UnitStore& part : parts_of(graph_, block)) {
+        const NodeId into = part.into == part.value && root.slot < 0 ? part.value : v;
+        materialise({part.value, into, part.col, root.slot, row}, kFloating);
+      }
+      row += graph_.node(block).type.rows;
     }
     return;
   }

@@ -132,7 +132,8 @@ std::int32_t PlanBuilder::own_buffer(NodeId v) {
 }
 
 Place PlanBuilder::place_for(const UnitStore& store, bool copied) {
-  Place place{store.slot >= 0 ? slot_buffers_[store.slot] : own_buffer(store.into), 0, store.col};
+  Place place{store.slot >= 0 ? slot_buffers_[store.slot] : own_buffer(store.into), store.row,
+              store.col};
   if (store.slot < 0) {
     if (!copied) places_.emplace(store.value, place);
     if (store.into != store.value) places_.emplace(store.into, Place{place.buffer, 0, 0});

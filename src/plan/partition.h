@@ -19,12 +19,14 @@ namespace coda {
 enum class UnitKind : std::uint8_t { gemm, rows, vectors, opaque };
 
 /// One value that a unit writes. into == value: its own buffer; a cat_cols node: columns
-/// [col, col + width) of that node's buffer. slot >= 0: output number slot, which no unit reads.
+/// [col, col + width) of that node's buffer. slot >= 0: output number slot, which no unit reads; of
+/// a cat_rows node then, rows from `row` on.
 struct UnitStore {
   NodeId value = kNoNode;
   NodeId into = kNoNode;
   std::int64_t col = 0;
   std::int32_t slot = -1;
+  std::int64_t row = 0;
   auto operator<=>(const UnitStore&) const = default;
 };
 

@@ -79,7 +79,7 @@ class Partitioner {
   void assign_elementwise(NodeId v);
   int choose_host(NodeId v, const std::vector<int>& hosts, const After& after);
   void place_root(const Root& root);
-  void materialise(NodeId v, NodeId into, std::int64_t col, std::int32_t slot, int reader);
+  void materialise(const UnitStore& store, int reader);
   void materialise_operand(NodeId operand, int reader);
   void seal(NodeId v);
   int new_unit(UnitKind kind, NodeId node, std::int64_t axis);

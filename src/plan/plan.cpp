@@ -32,15 +32,29 @@ double extent(std::int64_t rows, std::int64_t tokens) {
 
 std::string rows_text(std::int64_t rows) { return rows == kTokens ? "M" : fmt::format("{}", rows); }
 
-/// What has been written of a buffer: column ranges over whole rows.
-using Written = std::vector<std::set<std::pair<std::int64_t, std::int64_t>>>;
+/// A rectangle of a buffer. Tokens count as one row: they are written and read together.
+struct Area {
+  std::int64_t row = 0, col = 0, rows = 0, cols = 0;
 
-bool covered(const std::set<std::pair<std::int64_t, std::int64_t>>& ranges, std::int64_t lo,
-             std::int64_t hi) {
-  std::int64_t reached = lo;
-  for (const auto& [from, to] : ranges)
-    if (from <= reached) reached = std::max(reached, to);
-  return reached >= hi && !ranges.empty();
+  explicit Area(const Slice& s)
+      : row(s.row), col(s.col), rows(s.rows == kTokens ? 1 : s.rows), cols(s.cols) {}
+};
+
+std::int64_t common(const Area& a, const Area& b) {
+  const auto overlap = [](std::int64_t a, std::int64_t a_size, std::int64_t b,
+                          std::int64_t b_size) {
+    return std::max<std::int64_t>(0, std::min(a + a_size, b + b_size) - std::max(a, b));
+  };
+  return overlap(a.row, a.rows, b.row, b.rows) * overlap(a.col, a.cols, b.col, b.cols);
+}
+
+/// What has been written of a buffer; no two of them overlap.
+using Written = std::vector<Area>;
+
+bool covers(const Written& written, const Area& area) {
+  std::int64_t sum = 0;
+  for (const Area& one : written) sum += common(one, area);
+  return !written.empty() && sum == area.rows * area.cols;
 }
 
 class PlanCheck {
@@ -106,8 +120,8 @@ class PlanCheck {
     const auto index = static_cast<std::size_t>(slice.buffer);
     const Buffer& buffer = plan_.buffers[index];
     if (buffer.role == Role::input) return;
-    internal_check(covered(written_[index], slice.col, slice.col + slice.cols),
-                   "plan: {}: reads {} before it is written", where, buffer.name);
+    internal_check(covers(written_[index], Area(slice)), "plan: {}: reads {} before it is written",
+                   where, buffer.name);
   }
 
   void check_write(const Step& step, std::size_t i, const std::string& where, bool backward) {
@@ -118,24 +132,25 @@ class PlanCheck {
     internal_check(buffer.role != Role::input, "plan: {}: writes the input {}", where, buffer.name);
     internal_check(!backward || buffer.role != Role::saved, "plan: {}: writes the saved {}", where,
                    buffer.name);
-    for (const auto& [lo, hi] : written_[index])
-      internal_check(
-          slice.col + slice.cols <= lo || slice.col >= hi || (slice.cols == 0 && lo == hi),
-          "plan: {}: writes {} a second time", where, buffer.name);
-    written_[index].emplace(slice.col, slice.col + slice.cols);
+    const Area area(slice);
+    for (const Area& one : written_[index])
+      internal_check(common(one, area) == 0, "plan: {}: writes {} a second time", where,
+                     buffer.name);
+    written_[index].push_back(area);
   }
 
   void check_outputs() {
     for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
       const Buffer& buffer = plan_.buffers[i];
       if (buffer.role != Role::output) continue;
-      internal_check(covered(written_[i], 0, buffer.cols), "plan: output {} is never written",
+      const Area whole(Slice{static_cast<std::int32_t>(i), 0, 0, buffer.rows, buffer.cols});
+      internal_check(covers(written_[i], whole), "plan: output {} is never written whole",
                      buffer.name);
     }
   }
 
   const Plan& plan_;
-  Written written_;
+  std::vector<Written> written_;  ///< of each buffer
 };
 
 std::string to_string(const Slice& slice, const Plan& plan) {

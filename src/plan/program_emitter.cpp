@@ -107,12 +107,14 @@ class Emitter {
     return vector_operands_[index] = operand;
   }
 
-  std::int32_t output_operand(std::int32_t index, NodeId v, std::int64_t col, std::int64_t cols,
-                              bool accumulate) {
-    const Buffer& buffer = plan_.buffer(index);
+  /// `cols` columns of v at a place.
+  std::int32_t output_operand(const Place& place, NodeId v, std::int64_t cols, bool accumulate) {
+    const Buffer& buffer = plan_.buffer(place.buffer);
     const Type& type = graph_.node(v).type;
-    const bool whole = buffer.cols == cols;
-    return add_operand({.name = whole ? buffer.name : fmt::format("{}_{}", buffer.name, col),
+    std::string name = buffer.name;
+    if (buffer.rows != type.rows) name += fmt::format("_row_{}", place.row);
+    if (buffer.cols != cols) name += fmt::format("_{}", place.col);
+    return add_operand({.name = name,
                         .kind = buffer.kind,
                         .dtype = buffer.dtype,
                         .rows = rows_dim(type.rows),
@@ -120,7 +122,7 @@ class Emitter {
                         .output = true,
                         .partial = buffer.partial,
                         .accumulate = accumulate},
-                       {index, 0, col, type.rows, cols});
+                       {place.buffer, place.row, place.col, type.rows, cols});
   }
 
   void add_gemm() {
@@ -463,7 +465,7 @@ class Emitter {
                  .args = {value},
                  .kind = node.type.kind,
                  .cols = Dim::number(node.type.cols),
-                 .operand = output_operand(index, v, 0, node.type.cols, false)});
+                 .operand = output_operand({index}, v, node.type.cols, false)});
       return;
     }
     buffer.partial = true;
@@ -493,7 +495,7 @@ class Emitter {
                .args = {value},
                .kind = graph_.node(v).type.kind,
                .cols = Dim::number(cols),
-               .operand = output_operand(index, v, 0, cols, false)});
+               .operand = output_operand({index}, v, cols, false)});
   }
 
   void add_store(const UnitStore& store) {
@@ -510,7 +512,7 @@ class Emitter {
            .args = {value},
            .kind = node.type.kind,
            .cols = Dim::number(node.type.cols),
-           .operand = output_operand(place.buffer, store.value, 0, node.type.cols, accumulate)});
+           .operand = output_operand({place.buffer}, store.value, node.type.cols, accumulate)});
       return;
     }
     const auto cuts = cuts_of(store.value);
@@ -526,8 +528,8 @@ class Emitter {
                  .args = {value},
                  .kind = Kind::tile,
                  .cols = Dim::number(hi - lo),
-                 .operand = output_operand(place.buffer, store.value, place.col + lo, hi - lo,
-                                           accumulate)});
+                 .operand = output_operand({place.buffer, place.row, place.col + lo}, store.value,
+                                           hi - lo, accumulate)});
       const std::string& name = plan_.buffer(place.buffer).name;
       if (std::find(names_.begin(), names_.end(), name) == names_.end()) names_.push_back(name);
     }

@@ -75,6 +75,29 @@ TEST(Edges, AWeightUsedTwiceAndOutputsUnstored) {
   }
 }
 
+/// Rows 2 to 5 by one product, 5 to 8 by two, 1 to 3 of another weight beside all of it, and a
+/// weight made of blocks as an output.
+TEST(Edges, RowsOfAWeightUsedApart) {
+  const Build build = [](Graph& g) {
+    Tensor x = g.tile("x", 4), y = g.tile("y", 4), w = g.weight("w", 9, 4), v = g.weight("v", 4, 4);
+    CompileRequest request;
+    request.outputs = {{"a", matmul_nt(x, rows(w, 2, 5)), g.tile("d_a", 3)},
+                       {"b", tanh(matmul_nt(x, rows(w, 5, 8))), g.tile("d_b", 3)},
+                       {"c", matmul_nt(y, rows(w, 5, 8)), g.tile("d_c", 3)},
+                       {"d", matmul_nt(matmul_nt(y, v), rows(v, 1, 3)), g.tile("d_d", 2)},
+                       {"blocks", cat_rows({v, rows(w, 1, 4) * 2.0}), {}}};
+    request.wrt = {x, y, w, v};
+    return request;
+  };
+  for (const bool fuse : {true, false})
+    for (const bool accumulate : {true, false}) {
+      CompileOptions options;
+      options.fuse = fuse;
+      options.accumulate_weight_grads = accumulate;
+      for (const std::int64_t tokens : {0, 1, 5}) expect_plan_equals_math(build, options, tokens);
+    }
+}
+
 TEST(Edges, BlocksRunOnNoRowsAndOneRow) {
   for (const auto build : {llama_layer, parallel_block})
     for (const std::int64_t tokens : {0, 1})

@@ -89,8 +89,12 @@ class Generator {
     return pool_[static_cast<std::size_t>(size() - 1 - back)];
   }
 
+  /// With a weight of its own or, rarely, with some rows of one.
   Tensor matmul(Tensor x, std::int64_t n) {
-    return matmul_nt(x, graph_->weight(fresh("w"), n, width(x), dtype_));
+    if (below(8) != 0) return matmul_nt(x, graph_->weight(fresh("w"), n, width(x), dtype_));
+    const std::int64_t lo = below(3), more = below(3);
+    const Tensor w = graph_->weight(fresh("w"), lo + n + more, width(x), dtype_);
+    return matmul_nt(x, rows(w, lo, lo + n));
   }
 
   /// Another value of x's width, made by a matmul if there is none.
