@@ -190,8 +190,7 @@ int CheckCommand::run_table() const {
   output.object({{"compared", cases}, {"failed", failed}});
   output.result(
       "{} of {} within sqrt({:.0f}) (u + 2^-24 sqrt(K)): u the rounding of the type (bf16 2^-8, "
-      "f16 "
-      "2^-11, f32 2^-24), K the longest sum, at most {:.0f} roundings one after another\n",
+      "f16 2^-11, f32 2^-24), K the longest sum, at most {:.0f} roundings one after another\n",
       cases - failed, cases, kDepth, kDepth);
   return failed == 0 ? 0 : 1;
 }
@@ -243,8 +242,8 @@ Command add_check(CLI::App& app) {
   c->output.add_option(*sub);
   sub->footer(
       "Without a block: every op, every operator, attention and embedding, forward and backward, "
-      "on "
-      "tiles in memory and on a GEMM's product, in each type (or --dtype). With one: that block at "
+      "on tiles in memory and on a GEMM's product, in each type (or --dtype). With one: that block "
+      "at "
       "the given sizes; the float64 side runs the same programs scalar by scalar, so keep them "
       "small. Exit code 1 if a result or a gradient is further off.\n"
       "Examples:\n  coda check --device cuda\n  coda check --filter op/rotate\n"

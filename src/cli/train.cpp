@@ -360,7 +360,8 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
   } catch (const BackendError& e) {
     progress.finish_line();
     throw_error<BackendError>(
-        "{} The last checkpoint is as it was: once that is mended, continue with: {}", e.what(),
+        "{}\n{} Once that is mended, continue with: {}", e.what(),
+        has_checkpoint(out) ? "The last checkpoint is as it was." : "There is no checkpoint yet.",
         resume_command());
   } catch (...) {
     progress.finish_line();
@@ -399,6 +400,14 @@ int TrainCommand::run() {
   if (source.empty() && !tokenizer.is_bytes() && tokenizer.vocab_size() < options.vocab) {
     output.note("The text gives {} pieces, fewer than --vocab {}.\n", tokenizer.vocab_size(),
                 options.vocab);
+  }
+  if (!source.empty()) {
+    if (!resuming() && tokenizer.is_bytes() && options.tokenizer != "bytes" &&
+        app->count("--tokenizer") > 0) {
+      throw_error<UsageError>("--tokenizer: expected bytes, which {} has, got {}. Leave it out.",
+                              source, options.tokenizer);
+    }
+    options.tokenizer = tokenizer.is_bytes() ? "bytes" : "bpe";
   }
   const LlamaConfig model_config = this->model_config(tokenizer);
   const std::filesystem::path kept = std::filesystem::path(out) / "tokens.bin";

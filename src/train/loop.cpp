@@ -46,8 +46,7 @@ std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent
     throw_error<Error>(
         "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
         "Lower --lr, raise --warmup, or leave such steps out with --on-nan skip; {}.",
-        report.step, without_sign(report.loss), without_sign(report.gradient_norm),
-        last_checkpoint(saved));
+        report.step, report.loss, report.gradient_norm, last_checkpoint(saved));
   }
   const std::optional<double> median = recent.median();
   const bool spikes = median && report.loss > *median + options.spike;
@@ -120,8 +119,9 @@ void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
     StepMetrics report;
     report.step = step;
     report.lr = schedule.at(step);
-    report.loss = accumulate_gradients(model, batches_of(tokens.training, options, step));
-    report.gradient_norm = optimizer.gradient_norm();
+    report.loss =
+        without_sign(accumulate_gradients(model, batches_of(tokens.training, options, step)));
+    report.gradient_norm = without_sign(optimizer.gradient_norm());
     report.skipped = reason_to_skip(report, run.recent, options, saved);
     if (std::isfinite(report.loss)) run.recent.add(report.loss);
     if (report.skipped.empty()) {

@@ -32,8 +32,7 @@ void check_activations(std::int64_t batch, std::int64_t seq, std::int64_t bytes_
   if (have <= 0.0 || need <= have) return;
   throw_error<UsageError>(
       "--batch, --seq: expected a step that fits into {:.1f} GB of memory, got {} * {} tokens, "
-      "which "
-      "hold {:.1f} GB at the least. Lower them, and raise --accumulate for as large a step.",
+      "which hold {:.1f} GB at the least. Lower them, and raise --accumulate for as large a step.",
       have * 1e-9, batch, seq, need * 1e-9);
 }
 

@@ -197,6 +197,9 @@ def test_a_model_has_its_own_sizes(coda, data, tmp_path):
     assert done.returncode == 0, done.stderr
     options = json.loads((second / "options.json").read_text())
     assert (options["d_model"], options["layers"], options["heads"], options["d_ff"]) == (32, 1, 2, 64)
+    assert options["tokenizer"] == "bytes"
+    pieces = coda(*[o if o != "bytes" else "bpe" for o in begin], "--out", tmp_path / "pieces")
+    assert pieces.returncode == 2 and "--tokenizer: expected bytes" in pieces.stderr
     again = coda("train", "--config", second / "options.json", "--out", tmp_path / "third")
     assert again.returncode == 0, again.stderr
     assert state(tmp_path / "third") == state(second)

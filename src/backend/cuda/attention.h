@@ -19,7 +19,7 @@ struct AttentionVariant {
   DType dtype = DType::bf16;  ///< of q, k, v, o and their gradients
   std::int64_t head_dim = 0;
   bool backward = false;
-  /// By wgmma: heads of 64 and 128, and all rows at multiples of 16 bytes.
+  /// By wgmma (see may_use_wgmma), where all rows lie at multiples of 16 bytes.
   bool wgmma = false;
 
   bool tensor_cores() const {
