@@ -45,6 +45,7 @@ void load_all(void* library, Driver& d, std::string& problem) {
   get("cuMemcpyDtoHAsync_v2", d.memcpy_dtoh_async);
   get("cuMemcpyDtoDAsync_v2", d.memcpy_dtod_async);
   get("cuMemsetD8Async", d.memset_d8_async);
+  get("cuMemsetD2D8Async", d.memset_d2d8_async);
   get("cuStreamCreate", d.stream_create);
   get("cuStreamDestroy_v2", d.stream_destroy);
   get("cuStreamSynchronize", d.stream_synchronize);

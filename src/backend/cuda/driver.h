@@ -70,6 +70,8 @@ struct Driver {
   Result (*memcpy_dtoh_async)(void*, DevicePointer, std::size_t bytes, StreamHandle);
   Result (*memcpy_dtod_async)(DevicePointer, DevicePointer, std::size_t bytes, StreamHandle);
   Result (*memset_d8_async)(DevicePointer, unsigned char, std::size_t bytes, StreamHandle);
+  Result (*memset_d2d8_async)(DevicePointer, std::size_t pitch, unsigned char, std::size_t width,
+                              std::size_t height, StreamHandle);
   Result (*stream_create)(StreamHandle*, unsigned flags);
   Result (*stream_destroy)(StreamHandle);
   Result (*stream_synchronize)(StreamHandle);

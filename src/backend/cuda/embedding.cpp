@@ -68,8 +68,6 @@ class EmbeddingStep final : public StepKernel {
     for (const char* entry : entries()) {
       kernels_.push_back(KernelStore::get().load(embedding_source(entry, table_, x_, columns_)));
     }
-    internal_check(table.stride == table.cols || !backward_,
-                   "embedding: a gradient with gaps between its rows");
     EmbeddingParams& p = params_;
     p.ids = ids.data;
     p.ids_are_i64 = ids.dtype == DType::i64 ? 1 : 0;
@@ -80,10 +78,10 @@ class EmbeddingStep final : public StepKernel {
     p.rows = tokens;
     p.vocab = table.rows;
     p.columns = table.cols;
+    table_element_ = size_of(table.dtype);
     p.place = reinterpret_cast<unsigned*>(context_.workspace);
     p.order = p.place + context_.max_tokens;
     p.error_flag = reinterpret_cast<unsigned*>(context_.error_flag);
-    table_bytes_ = table.bytes();
   }
 
   void launch(const Stream& stream) override {
@@ -92,15 +90,19 @@ class EmbeddingStep final : public StepKernel {
       if (p.rows > 0) kernels_[0].launch(stream, static_cast<unsigned>(p.rows), kThreads, 1, {&p});
       return;
     }
-    const auto zero = [&](const void* at, std::size_t bytes) {
-      if (bytes == 0) return;
-      check(
-          driver().memset_d8_async(reinterpret_cast<DevicePointer>(at), 0, bytes, stream.handle()),
-          "cuMemsetD8Async");
+    // Row by row: what lies between the rows of the gradient is not this step's.
+    const auto zero = [&](const void* at, std::int64_t stride, std::int64_t width,
+                          std::int64_t height, std::size_t element) {
+      if (width == 0 || height == 0) return;
+      check(driver().memset_d2d8_async(reinterpret_cast<DevicePointer>(at),
+                                       static_cast<std::size_t>(stride) * element, 0,
+                                       static_cast<std::size_t>(width) * element,
+                                       static_cast<std::size_t>(height), stream.handle()),
+            "cuMemsetD2D8Async");
     };
-    zero(p.table, table_bytes_);
+    zero(p.table, p.table_stride, p.columns, p.vocab, table_element_);
     if (p.rows == 0) return;
-    zero(p.place, static_cast<std::size_t>(p.rows) * sizeof(unsigned));
+    zero(p.place, p.rows, p.rows, 1, sizeof(unsigned));
     const unsigned rows = blocks_for(p.rows, kThreads);
     kernels_[0].launch(stream, rows, kThreads, 1, {&p},
                        blocks_for(p.rows, coda_device::kEmbeddingSlice));
@@ -123,7 +125,7 @@ class EmbeddingStep final : public StepKernel {
   int columns_ = 1;
   std::vector<Kernel> kernels_;
   EmbeddingParams params_{};
-  std::size_t table_bytes_ = 0;
+  std::size_t table_element_ = 0;
 };
 
 }  // namespace

@@ -71,8 +71,8 @@ TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers
 namespace {
 
 // The numbers of this model were fitted to the times of every candidate on 165 shapes on an H200
-// (2026-11-30, docs/performance-log.md, version 6), ping-pong's again in version 8 (135 shapes:
-// never more than 5 % behind the best). They rank; as times they are off by 9 % in the mean.
+// (docs/performance-log.md, version 6), ping-pong's again in version 8, what lines cost in version 9.
+// They rank; as times they are off by 9 % in the mean.
 // Ping-pong was counted 3 % slower than it ran in turns with others, since it burns more a multiply
 // and slows down when it runs alone.
 
@@ -96,6 +96,15 @@ double mainloop_efficiency(const GemmConfig& config, std::int64_t k_blocks) {
   }
 }
 
+/// Lines of 128 bytes that a CTA fetches for a k-block: a row of a box is one, or lies across two where
+/// the operand's rows are no multiple of a line.
+double lines_of(const GemmShape& shape, const GemmConfig& config) {
+  const auto across = [](std::int64_t row) { return row % 64 == 0 ? 1.0 : 2.0; };
+  const double a = across(shape.a == Major::k ? shape.k : shape.m);
+  const double b = across(shape.b == Major::k ? shape.k : shape.n);
+  return config.tile_m() * a / config.cluster_n + config.tile_n * b / config.cluster_m;
+}
+
 }  // namespace
 
 double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_count) {
@@ -107,8 +116,11 @@ double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_
   const auto split = split_tiles(tiles, k_blocks, max_workers, config.split_tail);
 
   // An SM does 2048 multiply-adds of 16-bit operands a cycle.
-  const double block =
+  const double multiply =
       config.tile_m() * config.tile_n * 64 / 2048.0 / mainloop_efficiency(config, k_blocks);
+  constexpr double kLinesACycle = 0.6;
+  const double fetch = lines_of(shape, config) / kLinesACycle;
+  const double block = std::max(multiply, fetch);
   const double area = config.tile_m() * config.tile_n / 32768.0;
   double cycles = 0;
   if (split.whole_tiles > 0) {
@@ -123,7 +135,7 @@ double predict_seconds(const GemmShape& shape, const GemmConfig& config, int sm_
     constexpr double kOutOfStep = 0.71;
     const double share = static_cast<double>(split.split_tiles) * k_blocks / split.split_workers;
     const double helpers = static_cast<double>(split.split_workers) / split.split_tiles;
-    cycles += share * block / kOutOfStep + 7150 * helpers * area;
+    cycles += share * std::max(multiply / kOutOfStep, fetch) + 7150 * helpers * area;
   } else if (config.split_tail) {
     cycles *= 1.005;  // the same schedule without the code for it ran 0.5 to 1 % faster
   }

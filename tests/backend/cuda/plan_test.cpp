@@ -161,6 +161,21 @@ TEST_F(CudaPlan, Embedding) {
   }
 }
 
+// The fp32 sums are the plan's own then, in rows that it pads.
+TEST_F(CudaPlan, EmbeddingWithA16BitGradient) {
+  Graph g;
+  const Tensor table = g.weight("table", 50, 24);
+  CompileRequest request;
+  request.outputs = {{"x", embedding(table, g.col("ids", DType::i32)), g.tile("d_x", 24)}};
+  request.wrt = {table};
+  CompileOptions options;
+  options.dtype = options.output_dtype = options.weight_grad_dtype = DType::bf16;
+  RunOptions run;
+  run.tokens = 60;
+  for (int i = 0; i < 60; ++i) run.given["ids"].push_back(i * 37 % 50);
+  check_plan(std::make_shared<Plan>(*compile(g, request, options)), run, 64);
+}
+
 TEST_F(CudaPlan, IntegersOutOfRangeAreToldAtTheNextWait) {
   const auto plan = embedding_plan(50, 64, DType::f32, false);
   RunOptions run;
