@@ -69,6 +69,9 @@ bool share_elements(const TensorView& a, const TensorView& b) {
 
 Bindings::Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Options options)
     : plan_(std::move(plan)), max_tokens_(max_tokens), options_(options) {
+  if (!plan_) {
+    throw_error<UsageError>("prepare: expected a plan, got null. Give it what compile() returned.");
+  }
   if (max_tokens < 0) {
     throw_error<UsageError>(
         "prepare: expected at least 0 tokens, got {}. Reserve the largest "

@@ -1,4 +1,6 @@
 // The ops as functions on Tensors.
+#include <limits>
+
 #include "base/check.h"
 #include "coda/graph.h"
 
@@ -6,7 +8,11 @@ namespace coda {
 namespace {
 
 Graph& graph_of(Tensor t, const char* op) {
-  if (!t) throw_error<UsageError>("{}: expected a Tensor, got a null one", op);
+  if (!t) {
+    throw_error<UsageError>(
+        "{}: expected a value of a Graph, got an empty Tensor. Make it with a function of the Graph.",
+        op);
+  }
   return t.graph();
 }
 
@@ -35,6 +41,15 @@ Attrs of_targets(std::int64_t classes, std::int64_t ignore_index) {
   attrs.hi = classes;
   attrs.ignore_index = ignore_index;
   return attrs;
+}
+
+std::int32_t head_count(const char* op, const char* what, std::int64_t count) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (count < 1 || count > kMost) {
+    throw_error<UsageError>("{}: {}: expected 1 to {}, got {}. Give the model's number of heads.", op,
+                            what, kMost, count);
+  }
+  return static_cast<std::int32_t>(count);
 }
 
 Attrs of_transposes(bool a, bool b) {
@@ -174,8 +189,8 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n
   attrs.opaque = Opaque::attention;
   attrs.value = scale;
   attrs.period = head_dim;
-  attrs.index = static_cast<std::int32_t>(n_heads);
-  attrs.index2 = static_cast<std::int32_t>(n_kv_heads);
+  attrs.index = head_count("attention", "n_heads", n_heads);
+  attrs.index2 = head_count("attention", "n_kv_heads", n_kv_heads);
   Graph& graph = graph_of(q, "attention");
   return graph.make(Op::proj, {graph.make(Op::opaque, {q, k, v, cu_seqlens}, attrs)});
 }
@@ -188,8 +203,8 @@ Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cac
   attrs.opaque = Opaque::cached_attention;
   attrs.value = scale;
   attrs.period = head_dim;
-  attrs.index = static_cast<std::int32_t>(n_heads);
-  attrs.index2 = static_cast<std::int32_t>(n_kv_heads);
+  attrs.index = head_count("cached_attention", "n_heads", n_heads);
+  attrs.index2 = head_count("cached_attention", "n_kv_heads", n_kv_heads);
   attrs.hi = capacity;
   Graph& graph = graph_of(q, "cached_attention");
   const std::vector<Tensor> operands{q, k, v, cache_k, cache_v, cu_seqlens, past};

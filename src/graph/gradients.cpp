@@ -146,7 +146,11 @@ std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<
   if (seeds.empty() || wrt.empty()) return result;
   std::vector<NodeId> ids;
   for (Tensor t : wrt) {
-    if (!t) throw_error<UsageError>("gradients: expected Tensors in wrt, got a null one");
+    if (!t || &t.graph() != &wrt[0].graph()) {
+      throw_error<UsageError>(
+          "gradients: wrt: expected Tensors of one Graph, got {}. Make all of them in one.",
+          t ? "those of two" : "an empty one");
+    }
     if (!is_float(t.type().dtype) || t.type().kind == Kind::list) {
       throw_error<UsageError>("gradients: wrt: expected floating-point tensors, got {} {} {}",
                               name_of(t.type().dtype), to_string(t.type()),
@@ -157,8 +161,12 @@ std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<
   Graph& graph = wrt[0].graph();
   ReverseMode reverse(graph, ids);
   for (const Seed& seed : seeds) {
-    if (!seed.value || !seed.cotangent) {
-      throw_error<UsageError>("gradients: expected a value and its cotangent, got a null Tensor");
+    for (const Tensor& t : {seed.value, seed.cotangent}) {
+      if (t && &t.graph() == &graph) continue;
+      throw_error<UsageError>(
+          "gradients: expected a value and its cotangent, both of the Graph of wrt, got {}. Make all "
+          "of them in one.",
+          t ? "one of another Graph" : "an empty Tensor");
     }
     if (!same_shape(seed.value.type(), seed.cotangent.type())) {
       throw_error<UsageError>("gradients: expected a cotangent like its value, {}, got {}",

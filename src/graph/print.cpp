@@ -143,6 +143,11 @@ std::string to_string(const Graph& graph) {
 std::string to_string(const Graph& graph, const std::vector<Tensor>& roots) {
   std::vector<NodeId> ids;
   for (Tensor root : roots) {
+    if (root && &root.graph() != &graph) {
+      throw_error<UsageError>(
+          "to_string: expected roots of the graph that is printed, got one of another Graph. Print "
+          "the graph that it was made in.");
+    }
     if (root) ids.push_back(root.id());
   }
   const std::vector<NodeId> order = needed_by(graph, ids);

@@ -1,6 +1,7 @@
 #include "plan/compile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -102,6 +103,17 @@ void Compiler::check() const {
         "compile: weight_grad_dtype: expected f32 for gradients that are accumulated, got {}. "
         "Leave it at f32.",
         name_of(options_.weight_grad_dtype));
+  const auto check_number = [](double value, const char* what, const char* advice) {
+    if (!(value >= 0) || !std::isfinite(value))
+      throw_error<UsageError>("compile: {}: expected a finite number of 0 or more, got {}. {}", what,
+                              value, advice);
+  };
+  check_number(options_.held_price, "held_price", "0 saves whatever is cheaper to read again.");
+  check_number(options_.memory_budget, "memory_budget", "Give bytes, or 0 for none.");
+  if (options_.budget_tokens < 0)
+    throw_error<UsageError>(
+        "compile: budget_tokens: expected 0 or more, got {}. Give the rows of a typical run.",
+        options_.budget_tokens);
   bool any_cotangent = false;
   for (const Output& output : request_.outputs) {
     if (!output.value || &output.value.graph() != &graph_)
@@ -113,6 +125,10 @@ void Compiler::check() const {
                               name_of(output.value.type().dtype));
     if (!output.cotangent) continue;
     any_cotangent = true;
+    if (&output.cotangent.graph() != &graph_)
+      throw_error<UsageError>(
+          "compile: output {}: expected a cotangent of this graph, got one of another. Make it here.",
+          output.name);
     const Type value = output.value.type(), cotangent = output.cotangent.type();
     if (value.kind != cotangent.kind || value.rows != cotangent.rows ||
         value.cols != cotangent.cols)

@@ -15,7 +15,7 @@ HostTensor::HostTensor(DType dtype, std::int64_t rows, std::int64_t cols)
     : dtype_(dtype), rows_(rows), cols_(cols) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max() / 16;
   if (rows < 0 || cols < 0 || (cols > 0 && rows > kMax / cols)) {
-    throw_error<UsageError>("tensor: expected extents >= 0 that fit memory, got [{}, {}]", rows,
+    throw_error<UsageError>("tensor: expected extents >= 0 that fit memory, got [{}, {}]. Give smaller ones.", rows,
                             cols);
   }
   const std::size_t bytes = static_cast<std::size_t>(rows * cols) * size_of(dtype);
@@ -26,8 +26,21 @@ HostTensor::HostTensor(DType dtype, std::int64_t rows, std::int64_t cols)
   data_.reset(memory);
 }
 
+namespace {
+
+std::size_t checked(const char* where, std::int64_t index, std::int64_t size) {
+  if (index < 0 || index >= size) {
+    throw_error<UsageError>(
+        "HostTensor::{}: expected an index in [0, {}), got {}. Element (r, c) is at r * cols + c.",
+        where, size, index);
+  }
+  return static_cast<std::size_t>(index);
+}
+
+}  // namespace
+
 double HostTensor::get(std::int64_t index) const {
-  const auto i = static_cast<std::size_t>(index);
+  const std::size_t i = checked("get", index, data_ ? size() : 0);
   switch (dtype_) {
     case DType::f32:
       return as<float>()[i];
@@ -46,7 +59,7 @@ double HostTensor::get(std::int64_t index) const {
 }
 
 void HostTensor::set(std::int64_t index, double value) {
-  const auto i = static_cast<std::size_t>(index);
+  const std::size_t i = checked("set", index, data_ ? size() : 0);
   switch (dtype_) {
     case DType::f32:
       as<float>()[i] = static_cast<float>(value);
