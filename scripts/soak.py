@@ -15,6 +15,7 @@ import collections
 import json
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -120,14 +121,15 @@ class Round:
         process.send_signal(which)
         out, err = process.communicate(timeout=60)
         code = process.returncode
-        # A new run that is asked to stop while it is set up has nothing to save.
-        nothing = which == signal.SIGTERM and code == 1 and "nothing was written" in err
         # Before the program handles signals, they end it as any other process.
-        demand(nothing or code in (0, -which), f"{which.name}: exit {code}: {err}")
+        demand(code in (0, -which), f"{which.name}: exit {code}: {err}")
+        # A new run that is asked to stop while it is set up has nothing to save.
+        nothing = "nothing was written" in err
         demand(not nothing or not run.exists(), f"{run}: left by a run that wrote nothing")
         self.counts["asked to stop" if code == 0 else which.name] += 1
         if which == signal.SIGTERM and code == 0 and "Stopped after" in out:
-            demand(f"coda train --resume {run}" in out, f"no command to resume with: {out}")
+            command = f"coda train --resume {shlex.quote(str(run))}"
+            demand(command in out, f"no command to resume with: {out}")
             demand(saved_step(run) == steps_logged(run), f"{run}: a stop lost steps")
         if which == signal.SIGKILL:
             every = int(self.options[self.options.index("--save-every") + 1])

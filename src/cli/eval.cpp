@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/check.h"
 #include "cli/command.h"
@@ -67,13 +68,14 @@ int EvalCommand::run() const {
     release();
   });
   const double loss = mean_loss(*llama, split.held_out, length, batch, release);
-  const double unigram = unigram_loss(split.training, split.held_out, config.vocab_size, release);
+  const std::optional<double> unigram =
+      telling_unigram_loss(split.training, split.held_out, config.vocab_size, release);
   output.object({{"eval_loss", loss},
                  {"perplexity", std::exp(loss)},
-                 {"unigram_loss", unigram},
+                 {"unigram_loss", unigram ? nlohmann::ordered_json(*unigram) : nullptr},
                  {"tokens", tokens}});
-  output.result("loss {:.4f} (perplexity {:.2f}) over {} tokens; a unigram model reaches {:.4f}\n",
-                loss, std::exp(loss), tokens, unigram);
+  output.result("loss {:.4f} (perplexity {:.2f}) over {} tokens{}\n", loss, std::exp(loss), tokens,
+                unigram ? fmt::format("; a unigram model reaches {:.4f}", *unigram) : "");
   if (!std::isfinite(loss)) {
     throw_error<BackendError>(
         "{}: expected a finite loss, got {}: a logit overflows or is NaN. Check the weights (`coda "
@@ -115,7 +117,8 @@ Command add_eval(CLI::App& app) {
   c->output.add_option(*sub);
   sub->footer(
       "The unigram loss is that of token frequencies of the training part (without --held-out: of "
-      "the text itself), with one added to each.\n"
+      "the text itself), with one added to each; texts of less than ten tokens an id tell too "
+      "little of them and give none.\n"
       "Example:\n  coda eval --model run --data book.txt --held-out");
   return {sub, [c] { return c->run(); }};
 }

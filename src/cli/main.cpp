@@ -1,4 +1,6 @@
 // coda: one program, one subcommand a file. Exit codes: 0 done, 2 wrong input or usage, 1 all else.
+#include <fcntl.h>
+
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -17,6 +19,14 @@ int with_output_checked(int code) {
   if (code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
   print_to(stderr, "coda: cannot write to standard output: {}.\n", std::strerror(errno));
   return 1;
+}
+
+/// A stream that the caller closed must not be reopened as some file, to take what is printed:
+/// its number is taken by something that can neither be read nor written.
+void hold_standard_streams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
+  }
 }
 
 int run(int argc, char** argv) {
@@ -49,6 +59,7 @@ int run(int argc, char** argv) {
 }  // namespace coda
 
 int main(int argc, char** argv) {
+  coda::hold_standard_streams();
   try {
     return coda::run(argc, argv);
   } catch (const coda::UsageError& e) {

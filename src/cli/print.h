@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +20,11 @@ inline void print_text(std::FILE* stream, std::string_view text) {
 template <class... Args>
 void print_to(std::FILE* stream, fmt::format_string<Args...> format, Args&&... args) {
   print_text(stream, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// "1 file", "2 files".
+inline std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 }  // namespace coda

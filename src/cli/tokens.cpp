@@ -53,7 +53,8 @@ Texts open_texts(const std::vector<std::string>& paths, const std::string& text_
                  const Printer& output) {
   Texts texts(paths, text_field);
   if (!texts.skipped().empty()) {
-    output.note("{} binary files skipped, the first: {}\n", texts.skipped().size(),
+    const auto count = static_cast<std::int64_t>(texts.skipped().size());
+    output.note("{} skipped (binary, or no regular file), the first: {}\n", counted(count, "file"),
                 texts.skipped().front().string());
   }
   return texts;
@@ -80,12 +81,13 @@ LoadedTokens load_tokens(const Texts& texts, const Tokenizer& tokenizer, const f
     return written;
   }();
   const double megabytes = static_cast<double>(report.bytes) * 1e-6;
-  output.note("{} documents in {} files, {:.1f} MB: {} tokens in {:.1f} s ({:.1f} MB/s)\n",
-              report.documents, report.files, megabytes, file.tokens().size(), seconds,
-              megabytes / seconds);
+  output.note("{} in {}, {:.1f} MB: {} tokens in {:.1f} s ({:.1f} MB/s)\n",
+              counted(report.documents, "document"), counted(report.files, "file"), megabytes,
+              file.tokens().size(), seconds, megabytes / seconds);
   if (report.replaced > 0) {
-    output.note("{} ill-formed parts of UTF-8 replaced with U+FFFD in {} files, the first: {}\n",
-                report.replaced, report.replaced_files, report.first_replaced);
+    output.note("{} of UTF-8 replaced with U+FFFD in {}, the first: {}\n",
+                counted(report.replaced, "ill-formed part"), counted(report.replaced_files, "file"),
+                report.first_replaced);
   }
   return {std::move(file), true};
 }

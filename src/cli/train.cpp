@@ -1,19 +1,18 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "backend/cuda/info.h"
 #include "base/check.h"
 #include "cli/command.h"
 #include "cli/config_file.h"
 #include "cli/progress.h"
+#include "cli/stop.h"
 #include "cli/tokens.h"
 #include "train/init.h"
 #include "train/llama_model.h"
@@ -27,55 +26,6 @@ namespace coda {
 namespace {
 
 using nlohmann::ordered_json;
-
-volatile std::sig_atomic_t g_stop = 0;
-
-/// What a signal says before it ends the process, as long as no step has begun.
-struct Farewell {
-  std::string text;
-  int code = 0;
-};
-Farewell g_farewell;
-volatile std::sig_atomic_t g_leaves_at_once = 0;
-
-/// The first Ctrl-C, SIGTERM or hang-up of the terminal asks the loop to stop after its step (while
-/// the run is set up: says farewell and ends); the second one kills. A reader of the output who
-/// leaves stops the loop as well. A file that the limits of the process do not let grow is an error
-/// like a full disk, not the end of the process.
-void stop_on_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { g_stop = 1; };
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGPIPE, &action, nullptr);
-  action.sa_handler = [](int) {
-    if (g_leaves_at_once == 0) {
-      g_stop = 1;
-      return;
-    }
-    const ssize_t written = ::write(STDERR_FILENO, g_farewell.text.data(), g_farewell.text.size());
-    ::_exit(written < 0 ? 1 : g_farewell.code);
-  };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-  action.sa_handler = SIG_IGN;
-  action.sa_flags = 0;
-  sigaction(SIGXFSZ, &action, nullptr);
-}
-
-/// Until it goes, signals find nothing to save: files are read, and what is made of them has no
-/// name yet.
-class SettingUp {
- public:
-  explicit SettingUp(Farewell farewell) {
-    g_farewell = std::move(farewell);
-    g_leaves_at_once = 1;
-    stop_on_signals();
-  }
-  ~SettingUp() { end(); }
-  SettingUp(const SettingUp&) = delete;
-  SettingUp& operator=(const SettingUp&) = delete;
-  void end() { g_leaves_at_once = 0; }
-};
 
 /// For a shell to read as one word.
 std::string shell_word(const std::string& text) {
@@ -97,6 +47,11 @@ void keep_absolute_paths(TrainOptions& options) {
   if (!options.model.empty()) make_absolute(options.model);
 }
 
+/// Value, gradient and two moments in fp32, and the copy that is computed with.
+std::int64_t bytes_per_weight(DType dtype) {
+  return 16 + (dtype == DType::f32 ? 0 : static_cast<std::int64_t>(size_of(dtype)));
+}
+
 struct TrainCommand {
   CLI::App* app = nullptr;
   TrainOptions options;
@@ -110,18 +65,25 @@ struct TrainCommand {
 
  private:
   bool resuming() const { return !resume.empty(); }
+  void check_paths() const;
+  void remember_asked();
   void begin();
   void continue_run();
   void check_resume_alone() const;
   LlamaConfig model_config(const Tokenizer& tokenizer);
   void take_sizes(const LlamaConfig& c);
   void check_hash(const std::string& hash) const;
+  void check_step_fits(const LlamaConfig& config, double bytes) const;
+  Progression first_state(Model& model, AdamW& optimizer, const Checkpoint& checkpoint) const;
   void train(Model& model, AdamW& optimizer, const TokenSplit& tokens, Progression& run,
              const LlamaConfig& model_config);
   void write_plot() const;
   void report(Model& model, const TokenSplit& tokens, std::optional<double> known) const;
   std::string resume_command() const;
+  std::string ways_on_from(const Diverged& stop) const;
+  void say_stopped(std::int64_t done) const;
 
+  std::set<std::string> asked_;   ///< options that a model from --model must agree with
   std::optional<FileLock> lock_;  ///< of the run's folder
   std::optional<TokenFile> token_file_;
 };
@@ -214,10 +176,27 @@ void TrainCommand::check_resume_alone() const {
   }
 }
 
+/// An empty path is a variable of the shell that nobody set.
+void TrainCommand::check_paths() const {
+  for (const char* name : {"--data", "--out", "--resume", "--config", "--model", "--plot"}) {
+    for (const std::string& path : app->get_option(name)->results()) {
+      if (path.empty()) throw_error<UsageError>("{}: expected a path, got an empty one.", name);
+    }
+  }
+}
+
+void TrainCommand::remember_asked() {
+  for (const CLI::Option* option : app->get_options()) {
+    if (option->count() > 0) asked_.insert(option->get_name());
+  }
+}
+
 void TrainCommand::begin() {
+  remember_asked();
+  // Sizes of a config file belong to its own model, not to another that the command line names.
+  const bool another_model = asked_.contains("--model");
   if (!config.empty()) apply_config(*app, config);
-  if (app->count("--min-lr") == 0) options.min_lr = options.lr / 10;
-  if (app->count("--warmup") == 0) options.warmup = std::min<std::int64_t>(50, options.steps / 10);
+  if (!another_model) remember_asked();
   check(options);
   if (out.empty()) throw_error<UsageError>("--out: expected a folder for the run, got none.");
   check_new_run(out);
@@ -241,7 +220,7 @@ void TrainCommand::continue_run() {
 /// The options of a new run from --model are the model's sizes: others would be silently ignored.
 void TrainCommand::take_sizes(const LlamaConfig& c) {
   const auto take = [&](const char* name, auto& value, auto actual, bool is_default = false) {
-    if (app->count(name) > 0 && value != actual && !is_default) {
+    if (asked_.contains(name) && value != actual && !is_default) {
       throw_error<UsageError>("{}: expected {}, which {} has, got {}. Leave the option out.", name,
                               actual, options.model, value);
     }
@@ -266,14 +245,19 @@ LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) {
     throw_error<UsageError>("--seq: expected at most max_position_embeddings = {} of {}, got {}.",
                             c.max_position_embeddings, source, options.seq);
   }
-  check_memory("train", parameter_count(c), 16);  // value, gradient, two moments
-  if (device.device != "cuda") {
-    const auto size = static_cast<std::int64_t>(size_of(c.dtype));
-    // logits, and what each layer begins with
-    check_activations(options.batch, options.seq,
-                      size * (c.vocab_size + c.num_hidden_layers * c.hidden_size));
+  check_memory("train", parameter_count(c), bytes_per_weight(c.dtype));
+  if (device.device != "cuda") {  // logits, and what each layer begins with, before data is read
+    check_step_fits(c, static_cast<double>(options.batch * options.seq) *
+                           static_cast<double>(size_of(c.dtype)) *
+                           static_cast<double>(c.vocab_size + c.num_hidden_layers * c.hidden_size));
   }
   return c;
+}
+
+void TrainCommand::check_step_fits(const LlamaConfig& c, double bytes) const {
+  const auto weights = static_cast<double>(parameter_count(c));
+  check_step_memory(options.batch, options.seq, bytes,
+                    weights * static_cast<double>(bytes_per_weight(c.dtype)));
 }
 
 void TrainCommand::check_hash(const std::string& hash) const {
@@ -288,12 +272,37 @@ void TrainCommand::write_plot() const {
   if (plot.empty()) return;
   const std::filesystem::path metrics = std::filesystem::path(out) / "metrics.jsonl";
   const std::string text = std::filesystem::exists(metrics) ? read_file(metrics) : "";
-  replace_file(plot, loss_plot(text, out));
+  try {
+    replace_file(plot, loss_plot(text, out));
+  } catch (const BackendError& e) {  // a picture is no reason to lose a run
+    output.note("--plot: {} Training goes on without it.\n", e.what());
+  }
 }
 
 std::string TrainCommand::resume_command() const {
   return fmt::format("coda train --resume {}{}", shell_word(out),
                      device.device == "cpu" ? "" : " --device " + device.device);
+}
+
+/// What to do about a run that its losses ended.
+std::string TrainCommand::ways_on_from(const Diverged& stop) const {
+  std::string text = fmt::format(
+      "\nBegin again with: coda train --config {} --lr {:.2g} --out NEW_RUN",
+      shell_word((std::filesystem::path(out) / "options.json").string()), options.lr / 3);
+  if (!stop.skipping().empty()) {
+    text += fmt::format("\nOr go on without such steps: {} {}", resume_command(), stop.skipping());
+  }
+  return text;
+}
+
+/// A reader of standard output who left must not take the command that continues with him.
+void TrainCommand::say_stopped(std::int64_t done) const {
+  const std::string command = resume_command();
+  const std::string text =
+      fmt::format("Stopped after step {} of {}. Continue with: {}\n", done, options.steps, command);
+  output.object({{"done", false}, {"step", done}, {"out", out}, {"resume", command}});
+  output.result("{}", text);
+  if (std::ferror(stdout) != 0) print_text(stderr, text);
 }
 
 /// The end of a schedule: the held-out loss (`known` if the loop has just computed it), and what a
@@ -302,20 +311,18 @@ void TrainCommand::report(Model& model, const TokenSplit& tokens,
                           std::optional<double> known) const {
   const auto held_out = evaluated_tokens(tokens, options);
   const double loss = known ? *known : mean_loss(model, held_out, options.seq, options.batch);
-  const double unigram = unigram_loss(tokens.training, held_out, model.vocab_size(),
-                                      [this] { token_file_->release(); });
+  const std::optional<double> unigram = telling_unigram_loss(
+      tokens.training, held_out, model.vocab_size(), [this] { token_file_->release(); });
   output.object({{"done", true},
                  {"step", options.steps},
                  {"eval_loss", loss},
                  {"eval_tokens", held_out.size()},
                  {"perplexity", std::exp(loss)},
-                 {"unigram_loss", unigram},
+                 {"unigram_loss", unigram ? ordered_json(*unigram) : nullptr},
                  {"out", out}});
-  output.result(
-      "held-out loss {:.4f} (perplexity {:.2f}) over {} tokens; a unigram model reaches {:.4f}. "
-      "Saved "
-      "in {}\n",
-      loss, std::exp(loss), held_out.size(), unigram, out);
+  output.result("held-out loss {:.4f} (perplexity {:.2f}) over {} tokens{}. Saved in {}\n", loss,
+                std::exp(loss), held_out.size(),
+                unigram ? fmt::format("; a unigram model reaches {:.4f}", *unigram) : "", out);
 }
 
 /// From run.done to the end of the schedule, to --stop-after, or until a signal comes.
@@ -351,12 +358,15 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
     write_plot();
   };
   events.on_save = [&](std::int64_t) { write_plot(); };
-  events.should_stop = [] { return g_stop != 0; };
+  events.should_stop = stop_asked;
   DeviceSpeed speed{training_flops_per_token(model_config, options.seq), std::nullopt};
   if (device.device == "cuda") speed.peak = known_peak(cuda::info(), model_config.dtype);
   try {
     train_loop(model, optimizer, tokens, options, Checkpoint(out, model_config.dtype), run, last,
                events, speed);
+  } catch (const Diverged& e) {
+    progress.finish_line();
+    throw Diverged(e.what() + ways_on_from(e), e.skipping());
   } catch (const BackendError& e) {
     progress.finish_line();
     throw_error<BackendError>(
@@ -369,26 +379,44 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
   }
   progress.finish_line();
   if (skipped > 0)
-    output.note("{} steps were skipped; metrics.jsonl says which and why\n", skipped);
+    output.note("{} skipped; metrics.jsonl says which and why\n", counted(skipped, "step"));
   if (run.done >= options.steps) {
     report(model, tokens, last_eval);
     return;
   }
-  const std::string command = resume_command();
-  output.object({{"done", false}, {"step", run.done}, {"out", out}, {"resume", command}});
-  output.result("Stopped after step {} of {}. Continue with: {}\n", run.done, options.steps,
-                command);
+  say_stopped(run.done);
+}
+
+/// Weights and moments of the last checkpoint, or those that a new run begins from.
+Progression TrainCommand::first_state(Model& model, AdamW& optimizer,
+                                      const Checkpoint& checkpoint) const {
+  if (resuming() && has_checkpoint(out)) {
+    Progression run = checkpoint.load(model, optimizer);
+    if (run.done <= options.steps) return run;
+    throw_error<UsageError>(
+        "{}: steps: expected at least {}, the step that the run has reached, got {}. Restore it; "
+        "--stop-after ends a run before its last step.",
+        (std::filesystem::path(out) / "options.json").string(), run.done, options.steps);
+  }
+  if (!options.model.empty()) {
+    load_weights(model, options.model);
+  } else {
+    initialize(model, options.seed);
+  }
+  return {};
 }
 
 int TrainCommand::run() {
   if (stop_after < 0) throw_error<UsageError>("--stop-after: expected a step, got {}.", stop_after);
+  check_paths();
   resuming() ? continue_run() : begin();
+  if (!plot.empty()) check_plot(plot, resuming() ? "" : out);
   SettingUp setting_up(
-      resuming() ? Farewell{fmt::format("\ncoda: stopped before a step was done; {} is as it was. "
-                                        "Continue with: {}\n",
-                                        out, resume_command()),
-                            0}
-                 : Farewell{"\ncoda: stopped before the first step; nothing was written.\n", 1});
+      resuming() ? fmt::format("\ncoda: stopped before a step was done; {} is as it was. Continue "
+                               "with: {}\n",
+                               out, resume_command())
+                 : "\ncoda: stopped before the first step; nothing was written. The same command "
+                   "begins again.\n");
   const auto backend = device.make();
   const Texts texts = open_texts(options.data, options.text_field, output);
   if (!resuming()) keep_absolute_paths(options);
@@ -403,7 +431,7 @@ int TrainCommand::run() {
   }
   if (!source.empty()) {
     if (!resuming() && tokenizer.is_bytes() && options.tokenizer != "bytes" &&
-        app->count("--tokenizer") > 0) {
+        asked_.contains("--tokenizer")) {
       throw_error<UsageError>("--tokenizer: expected bytes, which {} has, got {}. Leave it out.",
                               source, options.tokenizer);
     }
@@ -422,16 +450,8 @@ int TrainCommand::run() {
                                       options.batch * options.seq, options.recompute);
   AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, model_config.dtype);
-  Progression run;
-  if (resuming() && has_checkpoint(out)) {
-    std::vector<double> losses;
-    run.done = checkpoint.load(*model, optimizer, &losses);
-    run.recent = RecentLosses(losses);
-  } else if (!options.model.empty()) {
-    load_weights(*model, options.model);
-  } else {
-    initialize(*model, options.seed);
-  }
+  Progression run = first_state(*model, optimizer, checkpoint);
+  check_step_fits(model_config, static_cast<double>(model->step_bytes()));
   model->prepare();
   setting_up.end();
   if (resuming()) {
@@ -447,6 +467,7 @@ int TrainCommand::run() {
       parameter_count(model_config), model_config.vocab_size, tokens.training.size(),
       tokens.held_out.size(), run.done, options.steps);
   train(*model, optimizer, tokens, run, model_config);
+  forgive_lost_reader();
   return 0;
 }
 

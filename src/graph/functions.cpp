@@ -10,7 +10,8 @@ namespace {
 Graph& graph_of(Tensor t, const char* op) {
   if (!t) {
     throw_error<UsageError>(
-        "{}: expected a value of a Graph, got an empty Tensor. Make it with a function of the Graph.",
+        "{}: expected a value of a Graph, got an empty Tensor. Make it with a function of the "
+        "Graph.",
         op);
   }
   return t.graph();
@@ -46,8 +47,8 @@ Attrs of_targets(std::int64_t classes, std::int64_t ignore_index) {
 std::int32_t head_count(const char* op, const char* what, std::int64_t count) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (count < 1 || count > kMost) {
-    throw_error<UsageError>("{}: {}: expected 1 to {}, got {}. Give the model's number of heads.", op,
-                            what, kMost, count);
+    throw_error<UsageError>("{}: {}: expected 1 to {}, got {}. Give the model's number of heads.",
+                            op, what, kMost, count);
   }
   return static_cast<std::int32_t>(count);
 }

@@ -164,8 +164,8 @@ std::vector<Tensor> gradients(const std::vector<Seed>& seeds, const std::vector<
     for (const Tensor& t : {seed.value, seed.cotangent}) {
       if (t && &t.graph() == &graph) continue;
       throw_error<UsageError>(
-          "gradients: expected a value and its cotangent, both of the Graph of wrt, got {}. Make all "
-          "of them in one.",
+          "gradients: expected a value and its cotangent, both of the Graph of wrt, got {}. Make "
+          "all of them in one.",
           t ? "one of another Graph" : "an empty Tensor");
     }
     if (!same_shape(seed.value.type(), seed.cotangent.type())) {

@@ -44,8 +44,8 @@ void check_extent(std::string_view name, std::string_view what, std::int64_t ext
 Type Tensor::type() const {
   if (graph_ == nullptr) {
     throw_error<UsageError>(
-        "Tensor::type: expected a value of a Graph, got an empty Tensor. Make it with a function of "
-        "the Graph; gradients() gives an empty one where nothing depends on the input.");
+        "Tensor::type: expected a value of a Graph, got an empty Tensor. Make it with a function "
+        "of the Graph; gradients() gives an empty one where nothing depends on the input.");
   }
   return graph_->node(id_).type;
 }
@@ -134,7 +134,8 @@ NodeId Graph::intern(Node node) {
 Tensor Graph::named(Tensor t, std::string_view name) {
   if (!t || &t.graph() != this) {
     throw_error<UsageError>(
-        "Graph::named: {}: expected a Tensor of this Graph, got {}. Name a value where it was made.",
+        "Graph::named: {}: expected a Tensor of this Graph, got {}. Name a value where it was "
+        "made.",
         name, t ? "one of another Graph" : "an empty one");
   }
   std::string& current = nodes_[static_cast<std::size_t>(t.id())].name;

@@ -105,8 +105,8 @@ void Compiler::check() const {
         name_of(options_.weight_grad_dtype));
   const auto check_number = [](double value, const char* what, const char* advice) {
     if (!(value >= 0) || !std::isfinite(value))
-      throw_error<UsageError>("compile: {}: expected a finite number of 0 or more, got {}. {}", what,
-                              value, advice);
+      throw_error<UsageError>("compile: {}: expected a finite number of 0 or more, got {}. {}",
+                              what, value, advice);
   };
   check_number(options_.held_price, "held_price", "0 saves whatever is cheaper to read again.");
   check_number(options_.memory_budget, "memory_budget", "Give bytes, or 0 for none.");
@@ -127,7 +127,8 @@ void Compiler::check() const {
     any_cotangent = true;
     if (&output.cotangent.graph() != &graph_)
       throw_error<UsageError>(
-          "compile: output {}: expected a cotangent of this graph, got one of another. Make it here.",
+          "compile: output {}: expected a cotangent of this graph, got one of another. Make it "
+          "here.",
           output.name);
     const Type value = output.value.type(), cotangent = output.cotangent.type();
     if (value.kind != cotangent.kind || value.rows != cotangent.rows ||

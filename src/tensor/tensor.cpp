@@ -15,8 +15,9 @@ HostTensor::HostTensor(DType dtype, std::int64_t rows, std::int64_t cols)
     : dtype_(dtype), rows_(rows), cols_(cols) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max() / 16;
   if (rows < 0 || cols < 0 || (cols > 0 && rows > kMax / cols)) {
-    throw_error<UsageError>("tensor: expected extents >= 0 that fit memory, got [{}, {}]. Give smaller ones.", rows,
-                            cols);
+    throw_error<UsageError>(
+        "tensor: expected extents >= 0 that fit memory, got [{}, {}]. Give smaller ones.", rows,
+        cols);
   }
   const std::size_t bytes = static_cast<std::size_t>(rows * cols) * size_of(dtype);
   const std::size_t padded = (bytes + 127) / 64 * 64;  // a vector load may read past the end

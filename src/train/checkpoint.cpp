@@ -26,12 +26,16 @@ constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kMetricsFile = "metrics.jsonl";
 constexpr const char* kRecentLosses = "recent_losses";
+constexpr const char* kStep = "step";
+constexpr const char* kSkipped = "skipped";  // in a row, of the last steps
 
 fs::path fresh(const fs::path& path) { return fs::path(path) += ".new"; }
 
-void write_fresh(const fs::path& path, std::span<const StoredTensor> tensors, std::int64_t step) {
-  SafetensorsImage image =
-      safetensors_image(tensors, {{"format", "pt"}, {"step", fmt::format("{}", step)}});
+void write_fresh(const fs::path& path, std::span<const StoredTensor> tensors,
+                 const Progression& run) {
+  SafetensorsImage image = safetensors_image(tensors, {{"format", "pt"},
+                                                       {kStep, fmt::format("{}", run.done)},
+                                                       {kSkipped, fmt::format("{}", run.skipped)}});
   image.chunks.insert(image.chunks.begin(), std::as_bytes(std::span(image.header)));
   write_file(fresh(path), image.chunks);
 }
@@ -49,16 +53,21 @@ std::vector<std::vector<std::uint16_t>> rounded_to_bf16(const std::vector<Parame
   return rounded;
 }
 
+/// What a file's metadata count under that name; -1 if nothing or no count stands there.
+std::int64_t count_of(const SafetensorsFile& file, const char* name) {
+  const auto it = file.metadata().find(name);
+  if (it == file.metadata().end()) return -1;
+  const std::string& text = it->second;
+  std::int64_t count = -1;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), count);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size() ? count : -1;
+}
+
 /// The step that a file was written at.
 std::int64_t step_of(const SafetensorsFile& file) {
-  const auto it = file.metadata().find("step");
-  std::int64_t step = -1;
-  if (it != file.metadata().end()) {
-    const std::string& text = it->second;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), step);
-    if (result.ec != std::errc() || result.ptr != text.data() + text.size()) step = -1;
-  }
+  const std::int64_t step = count_of(file, kStep);
   if (step < 0) {
+    const auto it = file.metadata().find(kStep);
     throw_error<UsageError>(
         "{}: expected a training step in its metadata, got {}. This file was "
         "not written by `coda train`.",
@@ -117,8 +126,8 @@ std::vector<fs::path> entries_of(const fs::path& folder, std::string_view prefix
 
 Checkpoint::Checkpoint(fs::path folder, DType dtype) : folder_(std::move(folder)), dtype_(dtype) {}
 
-void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer,
-                      std::span<const double> recent_losses, std::int64_t keep) const {
+void Checkpoint::save(const Progression& run, const Model& model, AdamW& optimizer,
+                      std::int64_t keep) const {
   model.fetch_values();
   optimizer.fetch();
   const std::vector<Parameter>& parameters = model.parameters();
@@ -135,15 +144,14 @@ void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer,
     state.push_back(stored_f32("first_moment." + p.name, p, optimizer.first_moment(i)));
     state.push_back(stored_f32("second_moment." + p.name, p, optimizer.second_moment(i)));
   }
-  if (!recent_losses.empty()) {
-    state.push_back({kRecentLosses,
-                     "F64",
-                     {static_cast<std::int64_t>(recent_losses.size())},
-                     std::as_bytes(recent_losses)});
+  const std::span<const double> losses = run.recent.all();
+  if (!losses.empty()) {
+    state.push_back(
+        {kRecentLosses, "F64", {static_cast<std::int64_t>(losses.size())}, std::as_bytes(losses)});
   }
   try {
-    write_fresh(folder_ / kModelFile, weights, step);
-    write_fresh(folder_ / kOptimizerFile, state, step);
+    write_fresh(folder_ / kModelFile, weights, run);
+    write_fresh(folder_ / kOptimizerFile, state, run);
   } catch (...) {  // on a full disk, half a file would only be in the way
     std::error_code unused;
     fs::remove(fresh(folder_ / kModelFile), unused);
@@ -152,7 +160,7 @@ void Checkpoint::save(std::int64_t step, const Model& model, AdamW& optimizer,
   }
   rename_file(fresh(folder_ / kOptimizerFile), folder_ / kOptimizerFile);
   rename_file(fresh(folder_ / kModelFile), folder_ / kModelFile);
-  if (keep > 0) keep_save(step, keep);
+  if (keep > 0) keep_save(run.done, keep);
 }
 
 void Checkpoint::keep_save(std::int64_t step, std::int64_t keep) const {
@@ -188,8 +196,7 @@ void Checkpoint::keep_save(std::int64_t step, std::int64_t keep) const {
   }
 }
 
-std::int64_t Checkpoint::load(Model& model, AdamW& optimizer,
-                              std::vector<double>* recent_losses) const {
+Progression Checkpoint::load(Model& model, AdamW& optimizer) const {
   const SafetensorsFile state(folder_ / kOptimizerFile);
   const std::int64_t step = step_of(state);
   const fs::path current = folder_ / kModelFile;
@@ -221,14 +228,12 @@ std::int64_t Checkpoint::load(Model& model, AdamW& optimizer,
   const StoredTensor* losses = state.find(kRecentLosses);
   check_count(weights, parameters.size());
   check_count(state, parameters.size() * (bf16 ? 3 : 2) + (losses != nullptr ? 1 : 0));
-  if (recent_losses != nullptr) {
-    recent_losses->clear();
-    if (losses != nullptr) *recent_losses = read_f64(*losses, state.path().string());
-  }
+  Progression run{step, RecentLosses(), std::max<std::int64_t>(0, count_of(state, kSkipped))};
+  if (losses != nullptr) run.recent = RecentLosses(read_f64(*losses, state.path().string()));
   model.values_changed();
   optimizer.moments_changed();
   cut_metrics(step);
-  return step;
+  return run;
 }
 
 void Checkpoint::cut_metrics(std::int64_t step) const {

@@ -17,25 +17,30 @@
 #include "coda/dtype.h"
 #include "train/adamw.h"
 #include "train/model.h"
+#include "train/spike.h"
 
 namespace coda {
+
+/// A run between two steps.
+struct Progression {
+  std::int64_t done = 0;  ///< steps
+  RecentLosses recent = RecentLosses();
+  std::int64_t skipped = 0;  ///< the last steps, in a row, that left the weights as they were
+};
 
 class Checkpoint {
  public:
   /// `dtype` is that of the stored weights. Below fp32, the optimiser file also keeps fp32 ones.
   Checkpoint(std::filesystem::path folder, DType dtype);
 
-  /// Writes weights, optimiser state and the recent losses as of `step`, then keeps the last `keep`
-  /// saves under checkpoints/ too, each a run's folder of its own. Throws BackendError; the old
-  /// pair stays.
-  void save(std::int64_t step, const Model& model, AdamW& optimizer,
-            std::span<const double> recent_losses = {}, std::int64_t keep = 0) const;
+  /// Writes weights, optimiser state and progress, then keeps the last `keep` saves under
+  /// checkpoints/ too, each a run's folder of its own. Throws BackendError; the old pair stays.
+  void save(const Progression& run, const Model& model, AdamW& optimizer,
+            std::int64_t keep = 0) const;
 
-  /// Restores what save wrote, and cuts metrics.jsonl to lines up to that step. Returns the step.
-  /// Throws UsageError if files are missing, broken, of another model, or hold numbers that are not
-  /// finite.
-  std::int64_t load(Model& model, AdamW& optimizer,
-                    std::vector<double>* recent_losses = nullptr) const;
+  /// Restores what save wrote, and cuts metrics.jsonl to lines up to that step. Throws UsageError
+  /// if files are missing, broken, of another model, or hold numbers that are not finite.
+  Progression load(Model& model, AdamW& optimizer) const;
 
   /// Cuts metrics.jsonl to the lines up to that step; load does so itself.
   void cut_metrics(std::int64_t step) const;

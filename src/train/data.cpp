@@ -91,4 +91,12 @@ double unigram_loss(std::span<const std::int32_t> training, std::span<const std:
   return loss / static_cast<double>(std::max<std::int64_t>(1, labels));
 }
 
+std::optional<double> telling_unigram_loss(std::span<const std::int32_t> training,
+                                           std::span<const std::int32_t> held_out,
+                                           std::int64_t vocab_size,
+                                           const std::function<void()>& release) {
+  if (static_cast<std::int64_t>(training.size()) / 10 < vocab_size) return std::nullopt;
+  return unigram_loss(training, held_out, vocab_size, release);
+}
+
 }  // namespace coda

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "train/data_tokens.h"
@@ -38,5 +39,13 @@ void for_each_consecutive(std::span<const std::int32_t> tokens, std::int64_t seq
 /// that begin documents are left out, as they are no labels. release: called every million tokens.
 double unigram_loss(std::span<const std::int32_t> training, std::span<const std::int32_t> held_out,
                     std::int64_t vocab_size, const std::function<void()>& release = {});
+
+/// The same where it tells something: from ten training tokens an id on. With fewer, the counts
+/// that are added decide, and a model that has learnt next to nothing would seem to have learnt a
+/// lot.
+std::optional<double> telling_unigram_loss(std::span<const std::int32_t> training,
+                                           std::span<const std::int32_t> held_out,
+                                           std::int64_t vocab_size,
+                                           const std::function<void()>& release = {});
 
 }  // namespace coda

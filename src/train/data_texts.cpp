@@ -77,26 +77,26 @@ bool is_run(const fs::path& folder) {
   return fs::exists(folder / "options.json", unused) && fs::exists(folder / "config.json", unused);
 }
 
-/// Regular files below a folder, sorted, without those of runs. Links to folders are not followed:
+/// What lies below a folder, sorted, without what is in runs. Links to folders are not followed:
 /// they may form a ring.
-std::vector<fs::path> files_below(const fs::path& folder) {
-  std::vector<fs::path> files;
+std::vector<fs::path> entries_below(const fs::path& folder) {
+  std::vector<fs::path> entries;
   std::error_code error;
   fs::recursive_directory_iterator it(folder, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     std::error_code unused;
     if (is_hidden(it->path()) || is_run(it->path())) {
       if (it->is_directory(unused)) it.disable_recursion_pending();
-    } else if (it->is_regular_file(unused)) {
-      files.push_back(it->path());
+    } else if (it->is_symlink(unused) || !it->is_directory(unused)) {
+      entries.push_back(it->path());
     }
   }
   if (error) {
     throw_error<UsageError>("--data: {}: cannot read the folder: {}.", folder.string(),
                             error.message());
   }
-  std::sort(files.begin(), files.end());
-  return files;
+  std::sort(entries.begin(), entries.end());
+  return entries;
 }
 
 /// Why the beginning of a file is no text; "" if it is. Texts have no zero bytes, and hardly
@@ -164,10 +164,10 @@ class FileText {
     const auto field = json.is_object() ? json.find(text_field_) : json.end();
     if (!json.is_object() || field == json.end() || !field->is_string()) {
       throw_error<UsageError>(
-          "--data: {}:{}: expected a JSON object with a text in \"{}\", got {}. Name the field "
-          "with "
-          "--text-field.",
-          file_.path.string(), line_, text_field_, got(json));
+          "--data: {}:{}: expected a JSON object with a text in \"{}\", got {}. {}",
+          file_.path.string(), line_, text_field_, got(json),
+          json.is_object() ? "Name the field with --text-field, or mend the line."
+                           : "Mend the line; a file that is no JSON lines needs another ending.");
     }
     const auto& text = field->get_ref<const std::string&>();
     if (text.empty()) return;
@@ -229,14 +229,22 @@ Texts::Texts(std::span<const std::string> paths, std::string text_field)
           path);
     }
     if (fs::is_directory(path, unused)) {
-      for (const fs::path& file : files_below(path)) add(file, false);
+      for (const fs::path& entry : entries_below(path)) {
+        if (fs::is_regular_file(entry, unused)) {
+          add(entry, false);
+        } else {
+          skipped_.push_back(entry);
+        }
+      }
     } else {
       add(path, true);
     }
   }
   if (bytes_ == 0) {
-    throw_error<UsageError>("--data: {}: expected some text, got {} empty and {} binary files.",
-                            fmt::join(paths, " "), files_.size(), skipped_.size());
+    throw_error<UsageError>(
+        "--data: {}: expected some text, got {} empty files and {} that are binary or no regular "
+        "files.",
+        fmt::join(paths, " "), files_.size(), skipped_.size());
   }
 }
 

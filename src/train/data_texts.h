@@ -31,12 +31,14 @@ class Texts {
   };
 
   /// Files, and all files below folders, in the order given and then by path. Names below folders
-  /// that begin with a dot are left out, and binary files there are skipped. Throws UsageError
+  /// that begin with a dot are left out; binary files there, and what is no regular file (pipes,
+  /// links to folders or to nothing), are skipped. Throws UsageError
   /// naming the path if one is missing, unreadable or, though named itself, binary; or if all files
   /// together are empty.
   explicit Texts(std::span<const std::string> paths, std::string text_field = "text");
 
   const std::vector<File>& files() const { return files_; }
+  /// In the order of paths.
   const std::vector<std::filesystem::path>& skipped() const { return skipped_; }
   std::uint64_t bytes() const { return bytes_; }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "backend/arena.h"
 #include "nn/models/llama.h"
 #include "train/memory.h"
 
@@ -29,6 +30,14 @@ class TrainedLlama : public Model {
   void values_changed() override { model_.values_changed(); }
   void weights_updated() override {
     if (device() == nullptr) model_.values_changed();
+  }
+  std::int64_t step_bytes() override {
+    if (device() != nullptr) return 0;
+    std::size_t bytes = 0;
+    for (const LlamaModel::Use use : {LlamaModel::Use::training, LlamaModel::Use::evaluation}) {
+      bytes += layout_arena(model_.plan(use), model_.reserved()).bytes;
+    }
+    return static_cast<std::int64_t>(bytes);
   }
   void prepare() override { model_.prepare(LlamaModel::Use::training); }
   void zero_gradients() override { model_.zero_gradients(); }

@@ -28,7 +28,9 @@ std::vector<Batch> batches_of(std::span<const std::int32_t> tokens, const TrainO
   return batches;
 }
 
-constexpr std::int64_t kMostSkipped = 100;  // in a row: weights that give NaN do not get better
+/// In a row: weights that give NaN do not get better, and a level that the losses keep has become
+/// theirs by then.
+constexpr auto kMostSkipped = static_cast<std::int64_t>(RecentLosses::kMost);
 
 /// A NaN has a sign bit that means nothing, and fmt prints it.
 double without_sign(double x) { return std::isnan(x) ? std::abs(x) : x; }
@@ -38,25 +40,39 @@ std::string last_checkpoint(std::int64_t step) {
                    : fmt::format("the last checkpoint is of step {}", step);
 }
 
-/// Why a step must not change the weights; "" if it may. Throws Error if the options say stop.
+/// Why a step must not change the weights; "" if it may. Throws Diverged if the options say stop.
 std::string reason_to_skip(const StepMetrics& report, const RecentLosses& recent,
                            const TrainOptions& options, std::int64_t saved) {
   if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
     if (options.on_nan == "skip") return "nan";
-    throw_error<Error>(
-        "train: step {}: expected a finite loss and gradient, got loss {} and gradient norm {}. "
-        "Lower --lr, raise --warmup, or leave such steps out with --on-nan skip; {}.",
-        report.step, report.loss, report.gradient_norm, last_checkpoint(saved));
+    throw Diverged(
+        fmt::format("train: step {}: expected a finite loss and gradient, got loss {} and gradient "
+                    "norm {}; {}. Lower --lr, raise --warmup, or leave such steps out.",
+                    report.step, report.loss, report.gradient_norm, last_checkpoint(saved)),
+        "--on-nan skip");
   }
   const std::optional<double> median = recent.median();
   const bool spikes = median && report.loss > *median + options.spike;
   if (!spikes || options.on_spike == "ignore") return "";
   if (options.on_spike == "skip") return "spike";
-  throw_error<Error>(
-      "train: step {}: expected a loss of at most {:.4f} (--spike {} above the median of the last "
-      "{}), got {:.4f}. Lower --lr, or leave such steps out with --on-spike skip; {}.",
-      report.step, *median + options.spike, options.spike, recent.all().size(), report.loss,
-      last_checkpoint(saved));
+  throw Diverged(
+      fmt::format(
+          "train: step {}: expected a loss of at most {:.4f} (--spike {} above the median "
+          "of the last {}), got a spike of {:.4f}; {}. Lower --lr, or leave such steps out.",
+          report.step, *median + options.spike, options.spike, recent.all().size(), report.loss,
+          last_checkpoint(saved)),
+      "--on-spike skip");
+}
+
+/// Throws Diverged if so many steps were skipped that more would change nothing.
+void check_skipped(const Progression& run, const StepMetrics& report, const TrainOptions& options,
+                   std::int64_t saved) {
+  if (run.skipped < std::min(kMostSkipped, options.steps)) return;
+  throw Diverged(
+      fmt::format("train: step {}: expected fewer than {} skipped steps in a row, got as many (the "
+                  "last: {}, loss {}); {}. Lower --lr or raise --warmup.",
+                  report.step, run.skipped, report.skipped, report.loss, last_checkpoint(saved)),
+      "");
 }
 
 }  // namespace
@@ -105,11 +121,11 @@ nlohmann::ordered_json to_json(const StepMetrics& m) {
 void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
                 const TrainOptions& options, const Checkpoint& checkpoint, Progression& run,
                 std::int64_t last, const LoopEvents& events, const DeviceSpeed& speed) {
-  const Schedule schedule{options.lr, options.min_lr, options.warmup, options.steps};
+  const Schedule schedule{options.lr, min_lr_of(options), warmup_of(options), options.steps};
   last = std::min(last, options.steps);
-  std::int64_t saved = run.done, skipped = 0;
+  std::int64_t saved = run.done;
   const auto save = [&] {
-    checkpoint.save(run.done, model, optimizer, run.recent.all(), options.keep);
+    checkpoint.save(run, model, optimizer, options.keep);
     saved = run.done;
     if (events.on_save) events.on_save(saved);
   };
@@ -128,12 +144,10 @@ void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
       const bool clips = options.clip > 0.0 && report.gradient_norm > options.clip;
       optimizer.update(step, report.lr, clips ? options.clip / report.gradient_norm : 1.0);
       model.weights_updated();
-      skipped = 0;
-    } else if (++skipped > kMostSkipped) {
-      throw_error<Error>(
-          "train: step {}: expected at most {} skipped steps in a row, got one more ({}). The run "
-          "has diverged: begin again with a lower --lr; {}.",
-          step, kMostSkipped, report.skipped, last_checkpoint(saved));
+      run.skipped = 0;
+    } else {
+      ++run.skipped;
+      check_skipped(run, report, options, saved);
     }
     run.done = step;
     const auto step_tokens = static_cast<double>(options.batch * options.accumulate * options.seq);

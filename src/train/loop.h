@@ -9,10 +9,10 @@
 #include <optional>
 #include <string>
 
+#include "coda/error.h"
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/options.h"
-#include "train/spike.h"
 
 namespace coda {
 
@@ -63,17 +63,23 @@ std::span<const std::int32_t> evaluated_tokens(const TokenSplit& tokens,
 double mean_loss(Model& model, std::span<const std::int32_t> tokens, std::int64_t seq,
                  std::int64_t batch, const std::function<void()>& release = {});
 
-/// A run between two steps.
-struct Progression {
-  std::int64_t done = 0;  ///< steps
-  RecentLosses recent;
+/// A run that its losses ended. The last checkpoint stays, and was not damaged by them.
+class Diverged : public Error {
+ public:
+  Diverged(const std::string& what, std::string skipping)
+      : Error(what), skipping_(std::move(skipping)) {}
+  /// The option with which the run can go on without such steps; empty if it skipped them already.
+  const std::string& skipping() const { return skipping_; }
+
+ private:
+  std::string skipping_;
 };
 
 /// Trains from the step after run.done up to `last` (at most options.steps), then saves if the last
 /// step was not saved; run.done says how far it came. A step whose loss or gradient is not finite,
 /// or whose loss is a spike, is treated as the options ask: skipped, it leaves weights and moments
-/// as they were and counts as done; too many of them in a row end the run as well. Throws Error if
-/// the run ends so; the last checkpoint stays.
+/// as they were and counts as done; RecentLosses::kMost of them in a row, or all that a shorter
+/// schedule has, end the run as well. Throws Diverged if the run ends so.
 void train_loop(Model& model, AdamW& optimizer, const TokenSplit& tokens,
                 const TrainOptions& options, const Checkpoint& checkpoint, Progression& run,
                 std::int64_t last, const LoopEvents& events, const DeviceSpeed& speed = {});

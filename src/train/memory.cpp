@@ -1,22 +1,50 @@
 #include "train/memory.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "base/check.h"
 
 namespace coda {
-
 namespace {
 
-/// Bytes; not positive where the system does not say.
-double physical_memory() {
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+namespace fs = std::filesystem;
+
+/// The least bound on memory of the groups (version 2) that this process is in; `most` without any.
+double least_group_limit(double most) {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (!line.starts_with("0::/")) continue;
+    const fs::path root = "/sys/fs/cgroup";
+    for (fs::path group = root / line.substr(4); group.string().size() >= root.string().size();
+         group = group.parent_path()) {
+      std::ifstream file(group / "memory.max");  // a number or "max"
+      double limit = 0;
+      if (file >> limit) most = std::min(most, limit);
+    }
+  }
+  return most;
 }
 
 }  // namespace
 
+double usable_memory() {
+  double most =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    most = std::min(most, static_cast<double>(limit.rlim_cur));
+  }
+  return least_group_limit(most);
+}
+
 void check_memory(std::string_view what, std::int64_t weights, std::int64_t bytes_per_weight) {
-  const double have = physical_memory();
+  const double have = usable_memory();
   const double need = static_cast<double>(weights) * static_cast<double>(bytes_per_weight);
   if (have <= 0.0 || need <= have) return;
   throw_error<UsageError>(
@@ -25,15 +53,15 @@ void check_memory(std::string_view what, std::int64_t weights, std::int64_t byte
       what, have * 1e-9, weights, bytes_per_weight, need * 1e-9);
 }
 
-void check_activations(std::int64_t batch, std::int64_t seq, std::int64_t bytes_per_token) {
-  const double have = physical_memory();
-  const double need =
-      static_cast<double>(batch) * static_cast<double>(seq) * static_cast<double>(bytes_per_token);
-  if (have <= 0.0 || need <= have) return;
+void check_step_memory(std::int64_t batch, std::int64_t seq, double bytes, double weight_bytes) {
+  const double have = usable_memory();
+  if (have <= 0.0 || bytes + weight_bytes <= have) return;
   throw_error<UsageError>(
-      "--batch, --seq: expected a step that fits into {:.1f} GB of memory, got {} * {} tokens, "
-      "which hold {:.1f} GB at the least. Lower them, and raise --accumulate for as large a step.",
-      have * 1e-9, batch, seq, need * 1e-9);
+      "--batch, --seq: expected a step that fits into {:.1f} GB of memory beside {:.1f} GB of "
+      "weights, got {} * {} tokens, which take {:.1f} GB or more. Lower them, and raise "
+      "--accumulate for as "
+      "large a step.",
+      have * 1e-9, weight_bytes * 1e-9, batch, seq, bytes * 1e-9);
 }
 
 }  // namespace coda

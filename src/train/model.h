@@ -62,6 +62,9 @@ class Model {
   /// Whose threads work on weights that lie on the host; null: the caller's alone.
   virtual Backend* host() const { return nullptr; }
 
+  /// Bytes of the host that steps and evaluations take besides the weights and what AdamW keeps;
+  /// nothing of it is allocated yet.
+  virtual std::int64_t step_bytes() { return 0; }
   /// Makes ready what forward_backward needs, which the first call would do otherwise.
   virtual void prepare() {}
   /// Adds scale * d(sum of the valid labels' losses) to the gradients; returns that sum, unscaled.

@@ -52,6 +52,10 @@ const char* kind_of(bool) { return "true or false"; }
 const char* kind_of(double) { return "a number"; }
 const char* kind_of(std::int64_t) { return "a whole number"; }
 const char* kind_of(std::uint64_t) { return "a whole number of 0 or more"; }
+template <class T>
+const char* kind_of(const std::optional<T>&) {
+  return kind_of(T());
+}
 
 bool holds(const json& value, const std::vector<std::string>&) {
   return value.is_array() &&
@@ -65,8 +69,36 @@ bool holds(const json& value, std::int64_t) {
          (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
 }
 bool holds(const json& value, std::uint64_t) { return value.is_number_unsigned(); }
+template <class T>
+bool holds(const json& value, const std::optional<T>&) {
+  return value.is_null() || holds(value, T());
+}
+
+template <class T>
+void read(const json& value, T& option) {
+  value.get_to(option);
+}
+template <class T>
+void read(const json& value, std::optional<T>& option) {
+  option = value.is_null() ? std::nullopt : std::optional<T>(value.get<T>());
+}
+
+template <class T>
+nlohmann::ordered_json stored(const T& value) {
+  return value;
+}
+template <class T>
+nlohmann::ordered_json stored(const std::optional<T>& value) {
+  return value ? nlohmann::ordered_json(*value) : nullptr;
+}
 
 }  // namespace
+
+double min_lr_of(const TrainOptions& o) { return o.min_lr.value_or(o.lr / 10); }
+
+std::int64_t warmup_of(const TrainOptions& o) {
+  return o.warmup.value_or(std::min<std::int64_t>(50, o.steps / 10));
+}
 
 void check(const TrainOptions& o) {
   if (o.data.empty()) {
@@ -86,13 +118,13 @@ void check(const TrainOptions& o) {
   at_least("--batch", o.batch, 1);
   at_least("--accumulate", o.accumulate, 1);
   at_least("--steps", o.steps, 1);
-  at_least("--warmup", o.warmup, 0);
+  within("--warmup", warmup_of(o), 0, o.steps);
   at_least("--eval-every", o.eval_every, 0);
   at_least("--save-every", o.save_every, 0);
   at_least("--keep", o.keep, 0);
   at_least("--eval-tokens", o.eval_tokens, 2);
   within("--lr", o.lr, 0.0, 1e3);
-  within("--min-lr", o.min_lr, 0.0, o.lr);
+  within("--min-lr", min_lr_of(o), 0.0, o.lr);
   within("--weight-decay", o.weight_decay, 0.0, 1e3);
   within("--beta1", o.beta1, 0.0, 0.999999);
   within("--beta2", o.beta2, 0.0, 0.999999);
@@ -112,7 +144,8 @@ void check(const TrainOptions& o) {
 
 std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for_each_option(options, [&](const char* key, const auto& value) { object[key] = value; });
+  for_each_option(options,
+                  [&](const char* key, const auto& value) { object[key] = stored(value); });
   return object.dump(2) + "\n";
 }
 
@@ -127,7 +160,7 @@ TrainOptions parse_train_options(std::string_view text, const std::string& where
           "begin a new run from these weights with --model.",
           where, key, kind_of(value), it == object.end() ? "nothing" : excerpt(*it));
     }
-    it->get_to(value);
+    read(*it, value);
     object.erase(it);
   });
   if (!object.empty()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,8 +26,8 @@ struct TrainOptions {
   std::int64_t accumulate = 1;
   std::int64_t steps = 600;
   double lr = 1e-3;
-  double min_lr = 1e-4;
-  std::int64_t warmup = 50;
+  std::optional<double> min_lr;        ///< none: a tenth of lr
+  std::optional<std::int64_t> warmup;  ///< none: a tenth of steps, at most 50
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -83,9 +84,14 @@ void for_each_option(Options& o, Visit visit) {
   visit("data_hash", o.data_hash);
 }
 
+/// The learning rate at the end of the schedule, and the steps to its peak.
+double min_lr_of(const TrainOptions& options);
+std::int64_t warmup_of(const TrainOptions& options);
+
 /// Throws UsageError naming the option as the command line writes it.
 void check(const TrainOptions& options);
 
+/// What is derived from other options is null, so that it follows them.
 std::string to_json(const TrainOptions& options);
 /// Throws UsageError that opens with `where`.
 TrainOptions parse_train_options(std::string_view text, const std::string& where);

@@ -86,13 +86,22 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer) 
     throw_error<UsageError>("--kv-heads: expected a divisor of --heads = {}, got {}.",
                             c.num_attention_heads, c.num_key_value_heads);
   }
+  constexpr std::int64_t kMostWeights = std::int64_t{1} << 40;
+  if (parameter_count(c) > kMostWeights) {  // before check, which has names of config.json
+    throw_error<UsageError>(
+        "--d-model, --layers, --d-ff, --vocab: expected sizes of at most 2^40 weights together, "
+        "got "
+        "{}, {}, {} and {}.",
+        c.hidden_size, c.num_hidden_layers, c.intermediate_size, c.vocab_size);
+  }
   check(c, "model");
   return c;
 }
 
 namespace {
 
-/// Tried, since permissions do not say it for every file system (/proc) and user.
+/// Tried, since permissions do not say it for every file system (/proc) and user. Where a folder
+/// can be made, a file can.
 bool can_make_folder_in(const fs::path& above) {
   std::string name = (above / ".coda-XXXXXX").string();
   return ::mkdtemp(name.data()) != nullptr && ::rmdir(name.c_str()) == 0;
@@ -103,6 +112,13 @@ bool can_make_folder_in(const fs::path& above) {
 void check_new_run(const fs::path& folder) {
   std::error_code unused;
   const fs::path path = whole(folder);
+  if (fs::is_symlink(fs::symlink_status(path, unused)) && !fs::exists(path, unused)) {
+    throw_error<UsageError>(
+        "--out: {}: expected a new or empty folder, got a link to {}, which is not there. Make "
+        "that "
+        "folder, or remove the link.",
+        folder.string(), fs::read_symlink(path, unused).string());
+  }
   if (!fs::exists(path, unused)) {
     fs::path above = path.parent_path();
     while (!fs::exists(above, unused) && above.has_relative_path()) above = above.parent_path();
@@ -128,6 +144,26 @@ void check_new_run(const fs::path& folder) {
                           fs::exists(path / kOptionsFile, unused)
                               ? "one that holds a run. Continue it with --resume, or choose another"
                               : "one with other files. Choose another");
+}
+
+void check_plot(const fs::path& plot, const fs::path& new_run) {
+  std::error_code unused;
+  const fs::path path = fs::absolute(plot).lexically_normal();
+  const fs::path folder = path.parent_path();
+  if (path.extension() != ".svg") {
+    throw_error<UsageError>(
+        "--plot: {}: expected a file whose name ends in .svg, got another name.", plot.string());
+  }
+  if (fs::is_directory(path, unused)) {
+    throw_error<UsageError>("--plot: {}: expected a file, got a folder. Name a file in it.",
+                            plot.string());
+  }
+  if (!new_run.empty() && folder == whole(new_run)) return;
+  if (fs::is_directory(folder, unused) && can_make_folder_in(folder)) return;
+  throw_error<UsageError>(
+      "--plot: {}: expected a file in a folder that this user may write into, got {}. Choose "
+      "another, or make the folder.",
+      plot.string(), fs::is_directory(folder, unused) ? "one that is not" : "no such folder");
 }
 
 FileLock create_run(const fs::path& folder, const LlamaConfig& config, const Tokenizer& tokenizer,

@@ -24,6 +24,11 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer);
 /// Throws UsageError unless the folder can be made, or is there and empty.
 void check_new_run(const std::filesystem::path& folder);
 
+/// Throws UsageError unless a picture can be written to that path: a name in .svg (nothing else is
+/// written over by accident) in a folder that takes files, or in new_run, which is yet to be made;
+/// empty: there is none.
+void check_plot(const std::filesystem::path& plot, const std::filesystem::path& new_run);
+
 /// Writes config.json, the tokenizer and options.json into a folder that appears whole if it is
 /// new. The lock keeps other processes from writing the run. Throws UsageError.
 FileLock create_run(const std::filesystem::path& folder, const LlamaConfig& config,

@@ -25,10 +25,16 @@ TEST(GraphErrors, EmptyTensors) {
   rejects([] { exp(Tensor()); }, {"exp: ", "a value of a Graph", "an empty Tensor", "Make it"});
   rejects([&] { g.named(Tensor(), "y"); },
           {"Graph::named: y: ", "a Tensor of this Graph", "an empty one", "where it was made"});
-  rejects([&] { gradients({{x, Tensor()}}, {x}); },
-          {"gradients: ", "a value and its cotangent", "an empty Tensor", "Make all of them"});
-  rejects([&] { gradients({{x, x}}, {x, Tensor()}); },
-          {"gradients: wrt: ", "Tensors of one Graph", "an empty one", "Make all of them"});
+  rejects(
+      [&] {
+        gradients({{x, Tensor()}}, {x});
+      },
+      {"gradients: ", "a value and its cotangent", "an empty Tensor", "Make all of them"});
+  rejects(
+      [&] {
+        gradients({{x, x}}, {x, Tensor()});
+      },
+      {"gradients: wrt: ", "Tensors of one Graph", "an empty one", "Make all of them"});
 }
 
 TEST(GraphErrors, TensorsOfAnotherGraph) {
@@ -40,10 +46,16 @@ TEST(GraphErrors, TensorsOfAnotherGraph) {
           {"Graph::named: y: ", "a Tensor of this Graph", "one of another", "where it was made"});
   rejects([&] { to_string(g, {foreign}); },
           {"to_string: ", "roots of the graph", "one of another Graph", "Print the graph"});
-  rejects([&] { gradients({{x, foreign}}, {x}); },
-          {"gradients: ", "a value and its cotangent", "one of another Graph", "Make all of them"});
-  rejects([&] { gradients({{x, x}}, {x, foreign}); },
-          {"gradients: wrt: ", "Tensors of one Graph", "those of two", "Make all of them"});
+  rejects(
+      [&] {
+        gradients({{x, foreign}}, {x});
+      },
+      {"gradients: ", "a value and its cotangent", "one of another Graph", "Make all of them"});
+  rejects(
+      [&] {
+        gradients({{x, x}}, {x, foreign});
+      },
+      {"gradients: wrt: ", "Tensors of one Graph", "those of two", "Make all of them"});
   CompileRequest request;
   request.outputs.push_back({"y", exp(x), foreign, true});
   request.wrt = {x};
@@ -54,7 +66,8 @@ TEST(GraphErrors, TensorsOfAnotherGraph) {
 TEST(GraphErrors, HeadsThatDoNotFit) {
   Graph g;
   const Tensor q = g.tile("q", 8), list = g.list("cu_seqlens");
-  for (const std::int64_t heads : {std::int64_t{0}, std::int64_t{-2}, (std::int64_t{1} << 32) + 2}) {
+  for (const std::int64_t heads :
+       {std::int64_t{0}, std::int64_t{-2}, (std::int64_t{1} << 32) + 2}) {
     rejects([&] { attention(q, q, q, list, heads, 2, 4, 1.0); },
             {"attention: n_heads: ", "1 to 2147483647", std::to_string(heads), "number of heads"});
     rejects([&] { attention(q, q, q, list, 2, heads, 4, 1.0); },
@@ -68,8 +81,9 @@ TEST(CompileErrors, NumbersThatMeanNothing) {
   request.outputs.push_back({"y", exp(g.tile("x", 4)), {}, true});
   CompileOptions options;
   options.held_price = std::nan("");
-  rejects([&] { compile(g, request, options); },
-          {"compile: held_price: ", "a finite number of 0 or more", "nan", "cheaper to read again"});
+  rejects(
+      [&] { compile(g, request, options); },
+      {"compile: held_price: ", "a finite number of 0 or more", "nan", "cheaper to read again"});
   options = {};
   options.memory_budget = -1;
   rejects([&] { compile(g, request, options); },

@@ -21,12 +21,17 @@ def test_lines_of_json(coda, tmp_path):
     path.write_text("".join(json.dumps({"body": SENTENCE, "n": i}) + "\n" for i in range(50)))
     done = train(coda, path, tmp_path / "run", "--steps", 1, "--text-field", "body")
     assert done.returncode == 0, done.stderr
-    assert "50 documents in 1 files" in done.stderr
+    assert "50 documents in 1 file," in done.stderr
     with path.open("a") as file:
         file.write('{"body": 3}\n')
     done = train(coda, path, tmp_path / "other", "--steps", 1, "--text-field", "body")
     assert done.returncode == 2
     assert "data.jsonl:51: expected a JSON object with a text" in done.stderr
+    assert "--text-field" in done.stderr
+    path.write_text('{"body": "good"}\nplain text\n')
+    done = train(coda, path, tmp_path / "other", "--steps", 1, "--text-field", "body")
+    assert done.returncode == 2
+    assert "data.jsonl:2: " in done.stderr and "got no JSON. Mend the line" in done.stderr
     assert not (tmp_path / "other").exists()
 
 
@@ -35,10 +40,14 @@ def test_folders_skip_binary_files_and_replace_what_is_no_utf8(coda, tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_bytes(b"caf\xe9 " + SENTENCE.encode() * 20)
     (folder / "b.bin").write_bytes(b"\x7fELF\0\0")
+    os.mkfifo(folder / "c.fifo")
+    (folder / "d").symlink_to(tmp_path / "nowhere")
+    (folder / "e").symlink_to(tmp_path)  # the folder above: a ring
     done = train(coda, folder, tmp_path / "run", "--steps", 1)
     assert done.returncode == 0, done.stderr
-    assert "1 binary files skipped" in done.stderr
-    assert "1 ill-formed parts of UTF-8 replaced with U+FFFD in 1 files" in done.stderr
+    assert "4 files skipped (binary, or no regular file), the first: " in done.stderr
+    assert "1 document in 1 file," in done.stderr
+    assert "1 ill-formed part of UTF-8 replaced with U+FFFD in 1 file," in done.stderr
     done = train(coda, folder / "b.bin", tmp_path / "other", "--steps", 1)
     assert done.returncode == 2
     assert "b.bin: expected UTF-8 text" in done.stderr
@@ -66,7 +75,7 @@ def test_a_resumed_run_reads_the_same_tokens(coda, tmp_path, trouble):
         trouble(data, parts / "tokens.bin")
     done = coda("train", "--resume", parts)
     assert done.returncode == 0, done.stderr
-    assert ("documents in" in done.stderr) == bool(trouble)
+    assert ("1 document in" in done.stderr) == bool(trouble)
     assert ("not those that were written" in done.stderr) == (trouble is damage)
     for name in ("model.safetensors", "optimizer.safetensors", "tokens.bin"):
         if name != "tokens.bin" or trouble is not touch:  # the key holds the time of change

@@ -91,6 +91,31 @@ def test_a_killed_run_loses_at_most_save_every(coda, binary, data, tmp_path):
     assert state(run) == state(tmp_path / "whole")
 
 
+def test_a_reader_who_leaves_stops_the_run(coda, binary, data, tmp_path):
+    """`| head -1`: the step ends, is saved, and standard error says how to go on."""
+    run = tmp_path / "run"
+    process = begin(binary, data, run, "--steps", 1000000, "--save-every", 0)
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(TIMEOUT) == 0, error
+    assert f"Continue with: coda train --resume {run}" in error
+    steps = metrics(run)[-1]["step"]
+    done = coda("train", "--resume", run, "--stop-after", steps + 1, "--json")
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [steps + 1] * 2
+
+
+def test_closed_streams_take_nothing_from_the_files(coda, binary, data, tmp_path):
+    """A program whose output is closed must not open a file under that number."""
+    run = tmp_path / "run"
+    command = [binary, "train", "--data", data, *TINY, "--steps", "6", "--json", "--out", run]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 0>&- 1>&- 2>&-', "sh", *map(str, command)],
+                          timeout=TIMEOUT, check=False)  # fmt: skip
+    assert done.returncode == 1  # what it had to print was lost
+    whole = coda(*command[1:-1], tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert state(run) == state(tmp_path / "whole")
+
+
 def test_two_processes_cannot_write_one_run(coda, binary, data, tmp_path):
     run = tmp_path / "run"
     process = begin(binary, data, run, "--steps", 100000)
@@ -141,6 +166,12 @@ def test_a_config_file_holds_any_option(coda, data, tmp_path):
     done = coda("train", "--config", first / "options.json", "--out", second)
     assert done.returncode == 0, done.stderr
     assert state(first) == state(second)
+    # What was derived from another option follows it.
+    third = tmp_path / "third"
+    done = coda("train", "--config", first / "options.json", "--lr", 1e-3, "--out", third)
+    assert done.returncode == 0, done.stderr
+    assert metrics(third)[-1]["lr"] == pytest.approx(1e-4)
+    assert json.loads((third / "options.json").read_text())["min_lr"] is None
     (tmp_path / "odd.json").write_text('{"steps": 4, "setps": 5}')
     done = coda("train", "--config", tmp_path / "odd.json", "--data", data, "--out", tmp_path / "x")
     assert done.returncode == 2
@@ -154,7 +185,10 @@ def test_a_diverging_run_stops_or_skips(coda, data, tmp_path):
     spikes = ["--data", data, *TINY, "--steps", 40, "--lr", 0, "--spike", 0]
     stops = coda("train", *spikes, "--on-spike", "stop", "--out", tmp_path / "a")
     assert stops.returncode == 1, stops.stdout + stops.stderr
-    assert "spike" in stops.stderr
+    assert "got a spike of" in stops.stderr
+    assert f"coda train --resume {tmp_path / 'a'} --on-spike skip" in stops.stderr
+    goes_on = coda("train", "--resume", tmp_path / "a", "--on-spike", "skip")
+    assert goes_on.returncode == 0, goes_on.stderr
     skips = coda("train", *spikes, "--on-spike", "skip", "--out", tmp_path / "b")
     assert any("skipped" in m for m in metrics(tmp_path / "b")), skips.stderr
     assert "skipped" in skips.stderr
@@ -162,7 +196,7 @@ def test_a_diverging_run_stops_or_skips(coda, data, tmp_path):
     overflows = ["--data", data, *TINY, "--steps", 12, "--lr", 900, "--warmup", 0, "--clip", 0]
     stops = coda("train", *overflows, "--out", tmp_path / "c")
     assert stops.returncode == 1, stops.stdout + stops.stderr
-    assert "--on-nan skip" in stops.stderr
+    assert f"coda train --resume {tmp_path / 'c'} --on-nan skip" in stops.stderr
     skips = coda("train", *overflows, "--on-nan", "skip", "--out", tmp_path / "d")
     assert any("skipped" in m for m in metrics(tmp_path / "d")), skips.stderr
 
@@ -237,3 +271,84 @@ def test_the_plot_is_a_picture_of_every_step(coda, data, tmp_path):
     for key in ("gradient_norm", "tokens_per_second", "memory_bytes"):
         assert all(line[key] > 0 for line in metrics(tmp_path / "run")), key
     assert all(line["mfu"] is None for line in metrics(tmp_path / "run"))  # no peak of a CPU is known
+
+
+WRONG_OPTIONS = {
+    "no_resume": (["--resume", ""], "--resume: expected a path, got an empty one"),
+    "no_out": (["--data", "text.txt", "--out", ""], "--out: expected a path, got an empty one"),
+    "no_config": (["--config", "", "--data", "text.txt"], "--config: expected a path"),
+    "plot_name": (["--plot", "text.txt"], "--plot: text.txt: expected a file whose name ends in .svg"),
+    "plot_folder": (["--plot", "none/a.svg"], "--plot: none/a.svg: expected a file in a folder"),
+    "long_warmup": (["--warmup", "7"], "--warmup: expected a whole number from 0 to 6, got 7"),
+    "huge": (["--d-model", "16777216", "--heads", "8", "--d-ff", "16777216"],
+             "--d-model, --layers, --d-ff, --vocab: expected sizes of at most 2^40 weights"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_wrong_options_leave_nothing(coda, data, tmp_path, monkeypatch, name):
+    options, message = WRONG_OPTIONS[name]
+    monkeypatch.chdir(tmp_path)
+    rest = [] if "" in options else ["--data", "text.txt", *TINY[:2], "--out", "run"]
+    done = coda("train", *rest, "--steps", 6, *options)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert os.listdir(tmp_path) == ["text.txt"]
+
+
+def test_a_plot_that_fails_later_does_not_end_the_run(binary, data, tmp_path):
+    run, pictures = tmp_path / "run", tmp_path / "pictures"
+    pictures.mkdir()
+    process = subprocess.Popen(
+        [binary, "train", "--data", data, *TINY, "--steps", "4000", "--eval-every", "0",
+         "--plot", pictures / "a.svg", "--out", run],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "step 1/" not in process.stderr.readline():
+        pass
+    (pictures / "a.svg").unlink()
+    pictures.rmdir()
+    _, error = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, error
+    assert "--plot: " in error and "Training goes on without it" in error
+
+
+def test_a_batch_beyond_the_plan_is_refused(binary, data, tmp_path):
+    """Bounded by the limit on this process's addresses: the plan of a step takes more than that."""
+
+    def limit_memory():
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [binary, "train", "--data", data, *TINY[:-1], "100000", "--threads", "1", "--out", run],
+        preexec_fn=limit_memory, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "--batch, --seq: expected a step that fits into 2.1 GB of memory" in done.stderr
+    assert not run.exists()
+
+
+def test_steps_below_those_done_are_refused(coda, data, tmp_path):
+    run = tmp_path / "run"
+    done = coda("train", "--data", data, *TINY, "--steps", 6, "--stop-after", 4, "--out", run)
+    assert done.returncode == 0, done.stderr
+    options = json.loads((run / "options.json").read_text())
+    (run / "options.json").write_text(json.dumps({**options, "steps": 3}))
+    done = coda("train", "--resume", run)
+    assert done.returncode == 2, done.stderr
+    assert "options.json: steps: expected at least 4" in done.stderr
+    assert len(metrics(run)) == 4
+
+
+def test_a_config_of_another_model_gives_it_no_sizes(coda, data, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    begun = coda("train", "--data", data, *TINY, "--steps", 2, "--out", first)
+    assert begun.returncode == 0, begun.stderr
+    other = coda("train", "--data", data, *TINY[:2], "--d-model", 16, *TINY[4:], "--steps", 2,
+                 "--out", second)  # fmt: skip
+    assert other.returncode == 0, other.stderr
+    done = coda("train", "--config", second / "options.json", "--model", first, "--out",
+                tmp_path / "third")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "third" / "options.json").read_text())["d_model"] == 32

@@ -315,6 +315,12 @@ TEST(Data, UnigramLossIsThatOfSmoothedCounts) {
               -(std::log(4.0 / 7) + std::log(2.0 / 7) + std::log(1.0 / 7)) / 3, 1e-15);
 }
 
+TEST(Data, UnigramLossOfFewTokensTellsNothing) {
+  const std::vector<std::int32_t> training(30, 1), held_out{1, 1};
+  EXPECT_TRUE(telling_unigram_loss(training, held_out, 3));
+  EXPECT_FALSE(telling_unigram_loss(training, held_out, 4));
+}
+
 TEST(Data, UnigramLossLeavesOutWhatIsNoLabel) {
   const std::vector<std::int32_t> training{0 | kDocumentBit, 0, 0, 0, 1};
   const std::vector<std::int32_t> held_out{2, 0, 2 | kDocumentBit, 1};

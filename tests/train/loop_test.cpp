@@ -79,11 +79,9 @@ TrainedRun train_in(const std::filesystem::path& folder, const TrainOptions& opt
     BigramModel model(kVocab);
     AdamW optimizer(model.parameters(), {});
     initialize(model, options.seed);
-    std::vector<double> losses;
-    if (done > 0) {
-      EXPECT_EQ(checkpoint.load(model, optimizer, &losses), done);
-    }
-    Progression progression{done, RecentLosses(losses)};
+    Progression progression;
+    if (done > 0) progression = checkpoint.load(model, optimizer);
+    EXPECT_EQ(progression.done, done);
     train_loop(model, optimizer, split, options, checkpoint, progression, end, {});
     done = progression.done;
     EXPECT_EQ(done, end);
@@ -182,7 +180,57 @@ TEST(Loop, ALossThatIsNotFiniteEndsTheRun) {
         train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, run, 30, {});
       }),
       AllOf(HasSubstr("step 3"), HasSubstr("loss nan"), HasSubstr("checkpoint is of step 2")));
-  EXPECT_EQ(checkpoint.load(model, optimizer), 2);
+  EXPECT_EQ(checkpoint.load(model, optimizer).done, 2);
+}
+
+/// Where a run ends that leaves out every step after the second; 0: at the end of its schedule.
+std::int64_t skips_until(std::int64_t steps, std::int64_t stop) {
+  const TemporaryFolder folder;
+  TrainOptions options = small_options();
+  options.steps = steps;
+  options.on_nan = "skip";
+  const auto tokens = chain(600);
+  const Checkpoint checkpoint(folder.path(), DType::f32);
+  Progression run;
+  for (const std::int64_t end : {stop, steps}) {
+    Diverging model(kVocab);
+    if (run.done > 0) model.calls = 2;
+    AdamW optimizer(model.parameters(), {});
+    if (run.done > 0) run = checkpoint.load(model, optimizer);
+    try {
+      train_loop(model, optimizer, split_tokens(tokens, 8), options, checkpoint, run, end, {});
+    } catch (const Diverged& e) {
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("skipped steps in a row"), HasSubstr("Lower --lr")));
+      EXPECT_EQ(e.skipping(), "");
+      return run.done + 1;
+    }
+  }
+  return 0;
+}
+
+TEST(Loop, ManySkippedStepsInARowEndTheRun) {
+  EXPECT_EQ(skips_until(34, 34), 34);  // 2 steps and 32
+  EXPECT_EQ(skips_until(33, 33), 0);
+  EXPECT_EQ(skips_until(100, 20), 34);  // those before a stop count
+}
+
+class NeverFinite : public Diverging {
+ public:
+  explicit NeverFinite(std::int64_t vocab) : Diverging(vocab) { calls = 2; }
+};
+
+TEST(Loop, AScheduleOfSkippedStepsIsNoSuccess) {
+  const TemporaryFolder folder;
+  TrainOptions options = small_options();
+  options.steps = 5;
+  options.on_nan = "skip";
+  NeverFinite model(kVocab);
+  AdamW optimizer(model.parameters(), {});
+  Progression run;
+  const auto tokens = chain(600);
+  EXPECT_THROW(train_loop(model, optimizer, split_tokens(tokens, 8), options,
+                          Checkpoint(folder.path(), DType::f32), run, 5, {}),
+               Diverged);
 }
 
 /// Weights and state of steps 10 and 20 of one run.
@@ -197,7 +245,7 @@ struct TwoSaves {
 std::int64_t resumed(const std::filesystem::path& folder) {
   BigramModel model(kVocab);
   AdamW optimizer(model.parameters(), {});
-  return Checkpoint(folder, DType::f32).load(model, optimizer);
+  return Checkpoint(folder, DType::f32).load(model, optimizer).done;
 }
 
 TEST(Checkpoint, AnyInstantOfASaveCanBeResumed) {
@@ -243,7 +291,8 @@ TEST(Checkpoint, AFailedSaveLeavesTheOldOne) {
   std::filesystem::create_directories(run.path() / "optimizer.safetensors.new");
   BigramModel model(kVocab);
   AdamW optimizer(model.parameters(), {});
-  EXPECT_THROW(Checkpoint(run.path(), DType::f32).save(11, model, optimizer), BackendError);
+  EXPECT_THROW(Checkpoint(run.path(), DType::f32).save({.done = 11}, model, optimizer),
+               BackendError);
   EXPECT_EQ(resumed(run.path()), 10);
 }
 

@@ -56,6 +56,31 @@ TEST(RunFolder, WhatIsCreatedIsRead) {
   EXPECT_THAT(message_of<UsageError>([&] { check_new_run(run); }), HasSubstr("--resume"));
 }
 
+TEST(RunFolder, PlotsAreRefusedBeforeAnythingIsDone) {
+  const TemporaryFolder folder;
+  folder.write("file", "");
+  std::filesystem::create_directory(folder.path() / "folder.svg");
+  const auto complaint = [&](const char* plot, const char* run = "new") {
+    return message_of<UsageError>([&] { check_plot(folder.path() / plot, folder.path() / run); });
+  };
+  EXPECT_EQ(complaint("loss.svg"), "");
+  EXPECT_EQ(complaint("new/loss.svg"), "");
+  EXPECT_EQ(complaint("new/loss.svg", "new/"), "");
+  EXPECT_THAT(complaint("loss.txt"), HasSubstr("a file whose name ends in .svg"));
+  EXPECT_THAT(complaint("folder.svg"), HasSubstr("expected a file, got a folder"));
+  EXPECT_THAT(complaint("none/loss.svg"), HasSubstr("got no such folder"));
+  EXPECT_THAT(complaint("file/loss.svg"), HasSubstr("got no such folder"));
+  EXPECT_THAT(message_of<UsageError>([] { check_plot("/proc/loss.svg", ""); }),
+              HasSubstr("got one that is not"));
+}
+
+TEST(RunFolder, ALinkToNowhereIsNoNewRun) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("nowhere", folder.path() / "run");
+  EXPECT_THAT(message_of<UsageError>([&] { check_new_run(folder.path() / "run"); }),
+              AllOf(HasSubstr("--out"), HasSubstr("got a link to nowhere")));
+}
+
 TEST(RunFolder, FoldersThatAreNotMeantAreRefused) {
   const TemporaryFolder folder;
   folder.write("other/file", "x");
