@@ -59,7 +59,14 @@ void apply(CLI::Option& option, const json& value, const std::string& where) {
 
 void apply_config(CLI::App& app, const std::string& path) {
   const std::string file = "--config: " + path;
-  const json object = parse_json_object(read_file(path), file);
+  const auto text = [&] {
+    try {
+      return read_file(path);
+    } catch (const UsageError& e) {
+      throw_error<UsageError>("--config: {}", e.what());
+    }
+  };
+  const json object = parse_json_object(text(), file);
   for (const auto& [key, value] : object.items()) {
     if (key == "data_hash" || value.is_null()) continue;
     CLI::Option* option = find_option(app, key);

@@ -242,8 +242,8 @@ Texts::Texts(std::span<const std::string> paths, std::string text_field)
   }
   if (bytes_ == 0) {
     throw_error<UsageError>(
-        "--data: {}: expected some text, got {} empty files and {} that are binary or no regular "
-        "files.",
+        "--data: {}: expected some text, got {} empty and {} other files (binary, or no regular "
+        "ones).",
         fmt::join(paths, " "), files_.size(), skipped_.size());
   }
 }
