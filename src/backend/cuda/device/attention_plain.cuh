@@ -11,6 +11,7 @@ namespace coda_device {
 
 constexpr int kPlainThreads = 256;
 constexpr int kPlainDepth = 32;                   // features or tokens a step
+constexpr int kPlainRun = 8;  // terms that are added up by themselves: long fp32 sums lose digits
 constexpr int kPlainPitch = kAttentionTile + 1;
 constexpr int kPlainChunks = (kHeadDim + kAttentionTile - 1) / kAttentionTile;
 
@@ -45,9 +46,22 @@ CODA_DEVICE void load_features(const PlainRows& x, int depth, float (&to)[kPlain
   }
 }
 
+/// total += part, and part = 0.
+CODA_DEVICE void move_into(float (&total)[4][4], float (&part)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      total[i][j] += part[i][j];
+      part[i][j] = 0;
+    }
+  }
+}
+
 /// s = a b^T over all features.
 CODA_DEVICE void dot_rows(const PlainRows& a, const PlainRows& b, PlainShared& shared, int row,
                           int column, float (&s)[4][4]) {
+  float part[4][4] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -62,17 +76,18 @@ CODA_DEVICE void dot_rows(const PlainRows& a, const PlainRows& b, PlainShared& s
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) s[i][j] += shared.a[k][row + i] * shared.b[k][column + j];
+        for (int j = 0; j < 4; ++j) part[i][j] += shared.a[k][row + i] * shared.b[k][column + j];
       }
+      if (k % kPlainRun == kPlainRun - 1) move_into(s, part);
     }
   }
 }
 
 /// Tokens of a tile in the sum: total += w x, with x's 64 columns from x.column + chunk on. Element
-/// (r, k) of w is w[r * row_pitch + k * pitch]. One partial sum, then one addition.
+/// (r, k) of w is w[r * row_pitch + k * pitch]. One partial sum a tile, made of shorter ones.
 CODA_DEVICE void add_tokens(const float* w, int row_pitch, int pitch, const PlainRows& x, int chunk,
                             PlainShared& shared, int row, int column, float (&total)[4][4]) {
-  float partial[4][4] = {};
+  float tile[4][4] = {}, part[4][4] = {};
   for (int k0 = 0; k0 < kAttentionTile; k0 += kPlainDepth) {
     __syncthreads();  // w has been written, and the last reads of b are done
     for (int i = threadIdx.x; i < kPlainDepth * kAttentionTile; i += kPlainThreads) {
@@ -88,15 +103,12 @@ CODA_DEVICE void add_tokens(const float* w, int row_pitch, int pitch, const Plai
       for (int i = 0; i < 4; ++i) {
         const float weight = w[(row + i) * row_pitch + (k0 + k) * pitch];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) partial[i][j] += weight * shared.b[k][column + j];
+        for (int j = 0; j < 4; ++j) part[i][j] += weight * shared.b[k][column + j];
       }
+      if (k % kPlainRun == kPlainRun - 1) move_into(tile, part);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) total[i][j] += partial[i][j];
-  }
+  move_into(total, tile);
 }
 
 CODA_DEVICE void store_columns(const PlainRows& x, int chunk, int row, int column,
