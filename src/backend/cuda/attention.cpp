@@ -219,10 +219,8 @@ OwnAttention::OwnAttention(const Attrs& attrs, const AttentionVariant& variant,
 
 bool AttentionVariant::may_use_wgmma() const {
   const char* value = std::getenv("CODA_ATTENTION");
-  const std::string_view wish = value ? value : "";
-  // Heads of 64 wait for their test on a GPU (docs/cuda.md, section 11).
-  const bool heads = head_dim == 128 || (head_dim == 64 && wish == "wgmma");
-  return tensor_cores() && heads && wish != "mma";
+  const bool unwanted = value && std::string_view(value) == "mma";
+  return tensor_cores() && (head_dim == 64 || head_dim == 128) && !unwanted;
 }
 
 std::vector<KernelSource> OwnAttention::sources() const {

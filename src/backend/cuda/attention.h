@@ -1,6 +1,6 @@
 // Attention on the GPU: grouped-query, causal, over packed sequences; forward and backward (the
 // rows of ops/opaque.h). Our own kernels: tensor cores for bf16 and f16 up to head_dim 256 (by
-// wgmma for backward of heads of 64 and 128), the ordinary units for everything else. Sums have one
+// wgmma for heads of 64 and 128), the ordinary units for everything else. Sums have one
 // owner and one order, so bits repeat, and a sequence's do not depend on its neighbours in the
 // batch. Memory beside operands: delta, one float a row and head, in backward.
 #pragma once
@@ -25,7 +25,7 @@ struct AttentionVariant {
   bool tensor_cores() const {
     return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
-  /// Heads of 128, unless CODA_ATTENTION=mma asks for mma.sync; of 64 with CODA_ATTENTION=wgmma.
+  /// Heads of 64 and 128, unless CODA_ATTENTION=mma asks for mma.sync.
   bool may_use_wgmma() const;
 };
 

@@ -46,11 +46,9 @@ std::string_view wish() {
 /// "", or why our kernels run.
 std::string why_own(const AttentionVariant& variant) {
   const std::string_view value = wish();
-  if (value == "own" || value == "mma" || value == "wgmma")
-    return fmt::format("CODA_ATTENTION={}", value);
+  if (value == "own" || value == "mma") return fmt::format("CODA_ATTENTION={}", value);
   if (value != "auto" && value != "cudnn") {
-    throw_error<UsageError>("CODA_ATTENTION: expected auto, own, mma, wgmma or cudnn, got {}.",
-                            value);
+    throw_error<UsageError>("CODA_ATTENTION: expected auto, own, mma or cudnn, got {}.", value);
   }
   if (variant.dtype != DType::bf16 && variant.dtype != DType::f16) {
     return fmt::format("cuDNN's do not take {}", name_of(variant.dtype));

@@ -193,9 +193,7 @@ const Case kCases[] = {
 };
 
 TEST_F(CudaAttention, AgreesWithTheDefinition) {
-  ::setenv("CODA_ATTENTION", "wgmma", 1);
   for (const Case& c : kCases) expect_definition(c, by(make_own));
-  ::unsetenv("CODA_ATTENTION");
 }
 
 TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
@@ -208,13 +206,11 @@ TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
 
 /// One of every kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
 TEST_F(CudaAttention, SmallShapes) {
-  ::setenv("CODA_ATTENTION", "wgmma", 1);
   for (const Case& c :
        {Case{DType::bf16, 2, 1, 64, {0, 5, 5, 140}}, Case{DType::f16, 1, 1, 128, {0, 66}},
         Case{DType::bf16, 2, 1, 24, {0, 70}}, Case{DType::f32, 2, 1, 20, {0, 66}}}) {
     expect_definition(c, by(make_own));
   }
-  ::unsetenv("CODA_ATTENTION");
 }
 
 const Case kReplays[] = {

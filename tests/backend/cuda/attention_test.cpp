@@ -108,9 +108,7 @@ class CudaAttentionHost : public ::testing::Test {
     if (!std::filesystem::exists(kHostGpuFolder)) GTEST_SKIP() << "needs the sources";
     if (is_sanitized()) GTEST_SKIP() << "fibers confuse the address sanitizer";
     if (std::system("c++ --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs c++ on the path";
-    ::setenv("CODA_ATTENTION", "wgmma", 1);
   }
-  void TearDown() override { ::unsetenv("CODA_ATTENTION"); }
 };
 
 TEST_F(CudaAttentionHost, AgreesWithTheDefinition) {
@@ -211,11 +209,12 @@ TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
   }
   ::unsetenv("CODA_ATTENTION");
   EXPECT_TRUE((AttentionVariant{DType::bf16, 128, true}.may_use_wgmma()));
-  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
-  ::setenv("CODA_ATTENTION", "wgmma", 1);
   EXPECT_TRUE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 80, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::f32, 64, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "mma", 1);
   EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=mma)");
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
   EXPECT_FALSE((AttentionVariant{DType::bf16, 128, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "fast", 1);
   EXPECT_THROW(attention_choice({DType::bf16, 64, true}), UsageError);
