@@ -12,8 +12,9 @@ coda_packages() {
     tests) echo ccache libgtest-dev libgmock-dev libbenchmark-dev ;;
     demo) echo bible-kjv ;;
     clang) echo clang ;;
+    cross) echo g++-aarch64-linux-gnu qemu-user-static ;;
     torch) coda_python_works || echo python3 python3-venv ;;
-    *) echo "setup: unknown group '$1'; expected build, tests, demo, clang or torch." >&2; return 2 ;;
+    *) echo "setup: unknown group '$1'; expected build, tests, demo, clang, cross or torch." >&2; return 2 ;;
   esac
 }
 
