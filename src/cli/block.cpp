@@ -6,6 +6,7 @@
 #include "backend/arena.h"
 #include "base/check.h"
 #include "coda/nn.h"
+#include "train/memory.h"
 #include "train/random.h"
 
 namespace coda {
@@ -101,13 +102,43 @@ std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
   return compile(graph, request, options);
 }
 
+namespace {
+
+Extents extents_in(const Buffer& buffer, std::int64_t tokens) {
+  return buffer.name == "cu_seqlens" ? Extents{2, 1} : extents_of(buffer, tokens);
+}
+
+bool is_users(const Buffer& buffer) {
+  return buffer.role == Role::input || buffer.role == Role::output;
+}
+
+/// Memory that is asked for in vain is refused before the machine is brought down.
+void check_fits(const Plan& plan, std::int64_t tokens) {
+  auto bytes = static_cast<double>(layout_arena(plan, tokens).bytes);
+  for (const Buffer& buffer : plan.buffers) {
+    const Extents extents = extents_in(buffer, tokens);
+    if (is_users(buffer)) {
+      bytes += static_cast<double>(extents.rows) * static_cast<double>(extents.cols) *
+               static_cast<double>(size_of(buffer.dtype));
+    }
+  }
+  if (const double have = usable_memory(); have > 0 && bytes > have) {
+    throw_error<UsageError>(
+        "block: expected operands and results that fit into {:.1f} GB of memory, got {:.1f} GB. "
+        "Lower --d-model, --d-ff or --tokens.",
+        have * 1e-9, bytes * 1e-9);
+  }
+}
+
+}  // namespace
+
 BlockMemory::BlockMemory(const Plan& plan, std::int64_t tokens, const LlamaBlockSizes& sizes,
                          bool widen) {
+  check_fits(plan, tokens);
   const std::vector<float> freq = rope_frequencies(sizes.head_dim, 10000.0);
   for (const Buffer& buffer : plan.buffers) {
-    if (buffer.role != Role::input && buffer.role != Role::output) continue;
-    Extents extents = extents_of(buffer, tokens);
-    if (buffer.name == "cu_seqlens") extents = {2, 1};
+    if (!is_users(buffer)) continue;
+    const Extents extents = extents_in(buffer, tokens);
     HostTensor tensor(buffer.dtype, extents.rows, extents.cols);
     const bool input = buffer.role == Role::input;
     for (std::int64_t i = 0; i < tensor.size(); ++i) {

@@ -219,6 +219,7 @@ Texts::Texts(std::span<const std::string> paths, std::string text_field)
   };
   for (const std::string& path : paths) {
     std::error_code unused;
+    if (path.empty()) throw_error<UsageError>("--data: expected a path, got an empty one.");
     if (!fs::exists(path, unused)) {
       throw_error<UsageError>("--data: {}: expected a file or a folder, got nothing there.", path);
     }

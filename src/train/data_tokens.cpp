@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -100,7 +101,13 @@ int nameless_file(const fs::path& folder) {
       return named;
     }
   }
-  fail(fmt::format("make a file in {}", folder.string()));
+  const std::string reason = std::strerror(errno);
+  const char* temporary = std::getenv("TMPDIR");
+  throw_error<UsageError>(
+      "tokens: expected a folder for a temporary file, got none that takes one: {}TMPDIR {} ({}). "
+      "Set TMPDIR to a folder that this user may write into.",
+      folder.empty() ? "" : folder.string() + ", ",
+      temporary == nullptr ? "unset, so /tmp" : fmt::format("\"{}\"", temporary), reason);
 }
 
 /// Encodes documents as their parts come, and writes the ids.

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "nn/json_object.h"
+#include "train/utf8.h"
 
 namespace coda {
 
@@ -36,6 +37,18 @@ void within(const char* option, double value, double least, double most) {
     throw_error<UsageError>("{}: expected a number from {} to {}, got {}.", option, least, most,
                             value);
   }
+}
+
+/// options.json is text.
+void in_utf8(const char* option, const std::string& value) {
+  const std::size_t at = find_invalid_utf8(value);
+  if (at == value.size()) return;
+  std::string shown;
+  append_valid_utf8(value, shown);
+  throw_error<UsageError>(
+      "{}: {}: expected UTF-8, as options.json keeps it, got byte 0x{:02x} at offset {}. "
+      "Give it another name.",
+      option, shown, static_cast<unsigned char>(value[at]), at);
 }
 
 void one_of(const char* option, const std::string& value,
@@ -104,6 +117,9 @@ void check(const TrainOptions& o) {
   if (o.data.empty()) {
     throw_error<UsageError>("--data: expected a text file or a folder, got none.");
   }
+  for (const std::string& path : o.data) in_utf8("--data", path);
+  in_utf8("--model", o.model);
+  in_utf8("--text-field", o.text_field);
   one_of("--tokenizer", o.tokenizer, {"bpe", "bytes"});
   one_of("--dtype", o.dtype, {"f32", "bf16"});
   one_of("--on-nan", o.on_nan, {"stop", "skip"});

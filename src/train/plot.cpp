@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "train/utf8.h"
+
 namespace coda {
 namespace {
 
@@ -81,8 +83,9 @@ double tick_distance(double range, double parts) {
 }
 
 std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
+  std::string out, valid;
+  append_valid_utf8(text, valid);
+  for (const char c : valid) {
     if (c == '&') {
       out += "&amp;";
     } else if (c == '<') {

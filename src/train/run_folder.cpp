@@ -46,6 +46,7 @@ std::optional<std::int64_t> token_id(std::int32_t id) {
 LlamaConfig load_config(const fs::path& folder) {
   const fs::path path = folder / "config.json";
   std::error_code unused;
+  if (folder.empty()) throw_error<UsageError>("--model: expected a folder, got an empty path.");
   if (!fs::is_directory(folder, unused)) {
     throw_error<UsageError>("{}: expected a model folder (config.json, model.safetensors), got {}.",
                             folder.string(),

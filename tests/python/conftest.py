@@ -32,7 +32,7 @@ def coda(coda_binary):
     """Runs the program: coda("verify", "--model", path) -> CompletedProcess with text output."""
 
     def run(*arguments, timeout=300):
-        command = [coda_binary, *map(str, arguments)]
+        command = [coda_binary, *(a if isinstance(a, bytes) else str(a) for a in arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
     return run

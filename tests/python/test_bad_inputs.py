@@ -157,11 +157,11 @@ def test_index_names_a_shard_that_is_missing(coda, tmp_path):
 
 
 def train(coda, tmp_path, data, *more):
-    return coda(
-        "train", "--data", data, "--tokenizer", "bytes", "--d-model", 32, "--layers", 1,
-        "--heads", 2, "--d-ff", 64, "--seq", 16, "--batch", 2, "--steps", 2,
-        "--out", tmp_path / "run", *more, timeout=TIMEOUT,
-    )  # fmt: skip
+    options = {"--data": data, "--tokenizer": "bytes", "--d-model": 32, "--layers": 1, "--heads": 2,
+               "--d-ff": 64, "--seq": 16, "--batch": 2, "--steps": 2}  # fmt: skip
+    options.update(zip(more[::2], more[1::2], strict=True))
+    words = [word for option in options.items() for word in option]
+    return coda("train", *words, "--out", tmp_path / "run", timeout=TIMEOUT)
 
 
 def test_data_is_missing(coda, tmp_path):
@@ -178,10 +178,36 @@ def test_resume_from_nothing(coda, tmp_path):
     assert_refused(done, "nowhere")
 
 
-@pytest.mark.parametrize("option", [("--d-model", 33), ("--heads", 3), ("--steps", -1)])
+OUT_OF_RANGE = [("--d-model", 33), ("--heads", 3), ("--steps", -1), ("--batch", 2**31)]
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
 def test_option_out_of_range(coda, tmp_path, option):
     (tmp_path / "text.txt").write_text("In the beginning there was a sentence. " * 200)
-    assert_refused(train(coda, tmp_path, tmp_path / "text.txt", *option), option[0])
+    done = train(coda, tmp_path, tmp_path / "text.txt", *option)
+    assert_refused(done, option[0], str(option[1]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_block_that_no_memory_holds(coda):
+    done = coda("bench", "llama-layer", "--d-model", 2**19, "--tokens", 8, timeout=TIMEOUT)
+    assert_refused(done, "block: expected operands and results that fit into", "Lower --d-model")
+
+
+def test_a_temporary_folder_that_is_not_there(coda, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("In the beginning there was a sentence. " * 200)
+    made = train(coda, tmp_path, tmp_path / "text.txt")
+    assert made.returncode == 0, made.stderr
+    more = tmp_path / "more.txt"
+    more.write_text("Other text. " * 20)
+    blank = tmp_path / "a b"
+    blank.mkdir()
+    evaluate = ["eval", "--model", tmp_path / "run", "--data", more]
+    monkeypatch.setenv("TMPDIR", str(blank))
+    done = coda(*evaluate, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    assert_refused(coda(*evaluate, timeout=TIMEOUT), "TMPDIR", "nowhere", "Set TMPDIR")
 
 
 def test_unknown_subcommand(coda):

@@ -280,6 +280,7 @@ WRONG_OPTIONS = {
     "plot_name": (["--plot", "text.txt"], "--plot: text.txt: expected a file whose name ends in .svg"),
     "plot_folder": (["--plot", "none/a.svg"], "--plot: none/a.svg: expected a file in a folder"),
     "long_warmup": (["--warmup", "7"], "--warmup: expected a whole number from 0 to 6, got 7"),
+    "bytes_in_a_name": (["--text-field", b"caf\xe9"], "--text-field: caf\ufffd: expected UTF-8"),
     "huge": (["--d-model", "16777216", "--heads", "8", "--d-ff", "16777216"],
              "--d-model, --layers, --d-ff, --vocab: expected sizes of at most 2^40 weights"),
 }  # fmt: skip
