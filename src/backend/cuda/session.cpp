@@ -134,6 +134,7 @@ CudaSession::CudaSession(CudaBackend& backend, std::shared_ptr<const Plan> plan,
     }
   }
   workspace_ = DeviceBuffer(workspace);
+  workspace_.fill(0, backend_.stream_);  // as all memory of a backend
   StepContext context;
   context.gemm = &backend_.gemm_;
   context.max_tokens = max_tokens;

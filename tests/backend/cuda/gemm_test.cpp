@@ -56,11 +56,12 @@ class CudaGemm : public GpuTest {
   }
 
   /// Compiles, several at once, what the cases of a test will need.
-  void prepare(const std::vector<GemmShape>& shapes, std::int64_t pad = 0) {
+  void prepare(const std::vector<GemmShape>& shapes,
+               const std::vector<GemmConfig>& configs = gemm_candidates()) {
     std::vector<KernelSource> sources;
-    for (const auto& config : gemm_candidates()) {
+    for (const auto& config : configs) {
       for (const auto& s : shapes) {
-        auto variant = Gemm::variant_of(s, operands(s, pad));
+        auto variant = Gemm::variant_of(s, operands(s, 0));
         sources.push_back(gemm_source(config, variant));
         if (s.output != DType::f32 || s.accumulate) continue;
         variant.accumulate = true;  // small products add a second half of K
@@ -69,6 +70,9 @@ class CudaGemm : public GpuTest {
     }
     KernelStore::get().prepare(sources);
   }
+
+  /// Ragged in M, N and K.
+  void run_small_shapes(const std::vector<GemmConfig>& configs);
 
   std::size_t output_bytes(const GemmShape& s, const GemmOperands& o) const {
     return static_cast<std::size_t>(o.c[0].rows) * o.c[0].stride * size_of(s.output);
@@ -227,19 +231,33 @@ TEST_F(CudaGemm, EveryConfigurationLayoutAndOutput) {
   expect_as_accurate_as_cublas();
 }
 
-// Small, for compute-sanitizer: every path of the kernel, ragged in M, N and K.
-TEST_F(CudaGemm, SmallShapesThroughEveryConfiguration) {
-  reserve(4'000'000, 4'000'000, DType::bf16, false);
-  for (const auto& config : gemm_candidates()) {
-    for (const auto& s : {shape_of(136, 264, 200, Major::k, Major::k),
-                          shape_of(136, 264, 520, Major::mn, Major::mn, DType::bf16, DType::f32)}) {
-      const auto o = operands(s, 8);
-      check_->make_reference(s, o, 0, s.m);
+void CudaGemm::run_small_shapes(const std::vector<GemmConfig>& configs) {
+  reserve(400'000, 400'000, DType::bf16, false);
+  const std::vector<GemmShape> shapes = {
+      shape_of(136, 264, 200, Major::k, Major::k),
+      shape_of(136, 264, 520, Major::mn, Major::mn, DType::bf16, DType::f32)};
+  prepare(shapes, configs);
+  for (const auto& s : shapes) {
+    const auto o = operands(s, 8);
+    check_->make_reference(s, o, 0, s.m);
+    for (const auto& config : configs) {
       const auto report = run(s, o, &config);
       EXPECT_EQ(report.not_finite, 0) << config.name;
       EXPECT_LE(report.relative, tolerance(s)) << config.name;
     }
   }
+}
+
+TEST_F(CudaGemm, SmallShapesThroughEveryConfiguration) { run_small_shapes(gemm_candidates()); }
+
+/// Every path of the mainloop, for compute-sanitizer (scripts/sanitize_gpu.sh).
+TEST_F(CudaGemm, SmallShapesOfEachKind) {
+  std::vector<GemmConfig> kinds;
+  for (const char* name : {"coop_128x256_2x1", "coop_128x256_2x1_at_once", "coop_256x128_1x2",
+                           "coop_128x64_split", "pp_128x128", "pp_128x192_1x2"}) {
+    kinds.push_back(gemm_candidate(name));
+  }
+  run_small_shapes(kinds);
 }
 
 TEST_F(CudaGemm, RepeatsBitForBit) {

@@ -78,40 +78,51 @@ class CudaPlan : public cuda::GpuTest {
     }
   }
 
+  void check_row_program(std::initializer_list<i64> widths, std::initializer_list<i64> tokens) {
+    for (const i64 n : widths) {
+      Chain chain;
+      chain.add(softmax_case(n, DType::i64, true).program);
+      for (const bool strided : {false, true}) {
+        for (const i64 m : tokens) {
+          RunOptions run;
+          run.tokens = m;
+          run.strided = strided;
+          run.integer_limit["target"] = n;
+          check_plan(chain.plan(), run, 512);
+        }
+      }
+    }
+  }
+
+  void check_embedding(i64 d, std::initializer_list<i64> tokens);
+
   ThroughHost* gpu_ = nullptr;
 };
 
 TEST_F(CudaPlan, LlamaLayer) { check_block(blocks::llama_layer, true); }
 TEST_F(CudaPlan, Head) { check_block(blocks::head, true); }
-/// A few of each kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh).
-TEST_F(CudaPlan, SmallBlocks) {
+/// A few of each kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh), as all tests
+/// whose names begin with Small.
+TEST_F(CudaPlan, SmallLayer) {
   const blocks::Sizes even{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
-  const blocks::Sizes odd{.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129};
-  for (const Build& build : {Build(blocks::llama_layer), Build(blocks::head)}) {
-    check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
-    check_plan(block_plan(build, odd, DType::bf16, 0), rows_of(odd, 70), terms_of(DType::bf16));
-    check_plan(block_plan(build, odd, DType::f32, 0), rows_of(odd, 70), terms_of(DType::f32));
-    check_plan(block_plan(build, even, DType::f16, 2), rows_of(even, 70), terms_of(DType::f16));
-  }
+  const blocks::Sizes odd{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
+  const Build build = blocks::llama_layer;
+  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
+  check_plan(block_plan(build, odd, DType::f32, 0), rows_of(odd, 70), terms_of(DType::f32));
+  check_plan(block_plan(build, even, DType::f16, 2), rows_of(even, 70), terms_of(DType::f16));
+}
+TEST_F(CudaPlan, SmallHead) {
+  const blocks::Sizes even{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
+  const blocks::Sizes odd{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
+  const Build build = blocks::head;
+  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
+  check_plan(block_plan(build, odd, DType::bf16, 0), rows_of(odd, 70), terms_of(DType::bf16));
 }
 TEST_F(CudaPlan, ParallelBlock) { check_block(blocks::parallel_block, false); }
 TEST_F(CudaPlan, QkNormLayer) { check_block(blocks::qk_norm_layer, false); }
 
-TEST_F(CudaPlan, RowProgram) {
-  for (const i64 n : {7, 97, 1304, 5000}) {
-    Chain chain;
-    chain.add(softmax_case(n, DType::i64, true).program);
-    for (const bool strided : {false, true}) {
-      for (const i64 m : {0, 1, 300}) {
-        RunOptions run;
-        run.tokens = m;
-        run.strided = strided;
-        run.integer_limit["target"] = n;
-        check_plan(chain.plan(), run, 512);
-      }
-    }
-  }
-}
+TEST_F(CudaPlan, RowProgram) { check_row_program({7, 97, 1304, 5000}, {0, 1, 300}); }
+TEST_F(CudaPlan, SmallRowProgram) { check_row_program({97, 1304}, {33}); }
 
 /// A plan of one opaque node.
 std::shared_ptr<Plan> embedding_plan(i64 vocab, i64 d, DType dtype, bool backward) {
@@ -144,22 +155,25 @@ std::shared_ptr<Plan> embedding_plan(i64 vocab, i64 d, DType dtype, bool backwar
   return plan;
 }
 
-TEST_F(CudaPlan, Embedding) {
-  for (const i64 d : {7, 64, 1000}) {
-    for (const bool backward : {false, true}) {
-      const auto plan = embedding_plan(50, d, DType::bf16, backward);
-      for (const i64 m : {0, 1, 300, 2500}) {
-        RunOptions run;
-        run.tokens = m;
-        run.given["ids"].assign(static_cast<std::size_t>(std::max<i64>(m, 1)), 0);
-        for (std::size_t i = 0; i < run.given["ids"].size(); ++i) {
-          run.given["ids"][i] = i % 3 == 0 ? 7 : static_cast<double>(i * 37 % 50);
-        }
-        check_plan(plan, run, 1024);  // ids of which up to 900 rows are summed
+void CudaPlan::check_embedding(i64 d, std::initializer_list<i64> tokens) {
+  for (const bool backward : {false, true}) {
+    const auto plan = embedding_plan(50, d, DType::bf16, backward);
+    for (const i64 m : tokens) {
+      RunOptions run;
+      run.tokens = m;
+      run.given["ids"].assign(static_cast<std::size_t>(std::max<i64>(m, 1)), 0);
+      for (std::size_t i = 0; i < run.given["ids"].size(); ++i) {
+        run.given["ids"][i] = i % 3 == 0 ? 7 : static_cast<double>(i * 37 % 50);
       }
+      check_plan(plan, run, 1024);  // ids of which up to 900 rows are summed
     }
   }
 }
+
+TEST_F(CudaPlan, Embedding) {
+  for (const i64 d : {7, 64, 1000}) check_embedding(d, {0, 1, 300, 2500});
+}
+TEST_F(CudaPlan, SmallEmbedding) { check_embedding(64, {300}); }
 
 // The fp32 sums are the plan's own then, in rows that it pads.
 TEST_F(CudaPlan, EmbeddingWithA16BitGradient) {

@@ -33,13 +33,15 @@ struct Ring {
   CODA_DEVICE u32 empty(int stage) const { return full(kRingStages) + 8 * stage; }
 };
 
-/// Every thread of the CTA, at the start.
+/// Every thread of the CTA, at the start. kReleases: how many lanes of a consumer's warp say that a
+/// stage may be written again: one if only wgmma reads stages, all 32 if lanes read vectors themselves.
+template <int kReleases>
 CODA_DEVICE Ring make_ring(const unsigned char* memory) {
   const Ring ring{(shared_address(memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingStages; ++i) {
       mbarrier_init(ring.full(i), kWgThreads);
-      mbarrier_init(ring.empty(i), kConsumers * kWgThreads / 32);
+      mbarrier_init(ring.empty(i), kConsumers * kWgThreads / 32 * kReleases);
     }
     mbarrier_init_fence();
   }
@@ -103,6 +105,7 @@ class Producer {
 
 /// A consumer's side: wait() gives the next stage; release() when no wgmma of this warp, and no lane,
 /// reads it any more.
+template <int kReleases>
 class Consumer {
  public:
   CODA_DEVICE explicit Consumer(const Ring& ring) : ring_(ring) {}
@@ -113,8 +116,8 @@ class Consumer {
     return stage;
   }
   CODA_DEVICE void release(int stage) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring_.empty(stage));
+    if constexpr (kReleases == 1) __syncwarp();
+    if (threadIdx.x % 32 < kReleases) mbarrier_arrive(ring_.empty(stage));
   }
 
  private:

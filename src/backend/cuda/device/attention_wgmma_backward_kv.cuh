@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int kv_head = static_cast<int>(blockIdx.x) % kv_heads;
   AttentionBlock block;
   if (!find_block(p, static_cast<int>(blockIdx.x) / kv_heads, block)) return;
-  const Ring ring = make_ring(memory);
+  const Ring ring = make_ring<32>(memory);
   const int group = static_cast<int>(threadIdx.x) / kWgThreads;
   const int steps = (block.end - block.first + kStepRows - 1) / kStepRows;  // of a head
   const int first_head = kv_head * p.group;
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   set_max_registers_up<232>();
   const int consumer = group - 1, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) % kWgThreads / 32 * 16;  // of my 64 keys
-  Consumer stages(ring);
+  Consumer<32> stages(ring);
   const u32 k_tile = ring.fixed(0) + consumer * 64 * 128;
   const u32 v_tile = ring.fixed(1) + consumer * 64 * 128;
   float d_k[kHalves][32] = {}, d_v[kHalves][32] = {};

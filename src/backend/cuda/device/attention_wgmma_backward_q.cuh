@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   AttentionBlock block;
   // The last tiles of a sequence see most keys: they go first.
   if (!find_block(p, p.slots - 1 - static_cast<int>(blockIdx.x) / p.n_heads, block)) return;
-  const Ring ring = make_ring(memory);
+  const Ring ring = make_ring<1>(memory);
   const int group = static_cast<int>(threadIdx.x) / kWgThreads;
   const int before = (block.first - block.begin) / kStepRows;  // steps of keys before all queries
   const int steps = before + (block.first + 64 < block.end ? 2 : 1);
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 
-  Consumer stages(ring);
+  Consumer<1> stages(ring);
   const u32 q_tile = ring.fixed(0) + consumer * 64 * 128;
   const u32 d_o_tile = ring.fixed(1) + consumer * 64 * 128;
   float d_q[kHalves][32] = {};

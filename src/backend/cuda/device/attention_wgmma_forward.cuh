@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   AttentionBlock block;
   // The last tiles of a sequence see most keys: they go first.
   if (!find_block(p, p.slots - 1 - static_cast<int>(blockIdx.x) / p.n_heads, block)) return;
-  const Ring ring = make_ring(memory);
+  const Ring ring = make_ring<1>(memory);
   const int group = static_cast<int>(threadIdx.x) / kWgThreads;
   const int before = (block.first - block.begin) / kStepRows;  // steps of keys before all queries
   const int steps = before + (block.first + 64 < block.end ? 2 : 1);
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp_row = static_cast<int>(threadIdx.x) % kWgThreads / 32 * 16;  // of my 64 queries
   const int mine = min(before + consumer + 1, steps);  // the others are ahead of my queries
   const int diagonal = before + consumer;              // the step that holds keys behind a query
-  Consumer stages(ring);
+  Consumer<1> stages(ring);
   const u32 q_tile = ring.fixed(0) + consumer * 64 * 128;
   RunningRows rows;
   float o[kHalves][32] = {}, s[32], shrink[2];
