@@ -78,8 +78,6 @@ class Backend {
   /// Allocates all that runs of up to max_tokens rows need.
   virtual std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
                                            std::int64_t max_tokens) = 0;
-  /// Has it a kernel for this opaque node? prepare() refuses plans with others.
-  virtual bool has_kernel(Opaque) const { return true; }
 
   // ---- Memory; what is here is that of a host
 

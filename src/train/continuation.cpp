@@ -1,8 +1,5 @@
 #include "train/continuation.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "base/check.h"
 #include "train/checkpoint.h"
 #include "train/memory.h"
@@ -53,29 +50,10 @@ LlamaModel loaded(const LlamaConfig& config, const std::filesystem::path& folder
 
 Continuation::Continuation(const LlamaConfig& config, const std::filesystem::path& folder,
                            Backend& backend, DType dtype, std::int64_t capacity)
-    : model_(loaded(config, folder, backend, dtype, capacity)) {
-  if (backend.has_kernel(Opaque::cached_attention))
-    decoder_.emplace(model_, capacity);
-  else
-    model_.reserve(capacity);
-}
+    : model_(loaded(config, folder, backend, dtype, capacity)), decoder_(model_, capacity) {}
 
 void Continuation::append(std::span<const std::int32_t> tokens, std::span<float> logits) {
-  if (decoder_)
-    decoder_->append(tokens, logits);
-  else
-    append_uncached(tokens, logits);
-}
-
-void Continuation::append_uncached(std::span<const std::int32_t> tokens, std::span<float> logits) {
-  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  std::vector<std::int32_t> positions(tokens_.size());
-  std::iota(positions.begin(), positions.end(), 0);
-  const std::int32_t cu_seqlens[] = {0, static_cast<std::int32_t>(tokens_.size())};
-  all_logits_.resize(tokens_.size() * logits.size());
-  model_.logits({tokens_, positions, cu_seqlens, {}}, all_logits_);
-  std::copy_n(all_logits_.end() - static_cast<std::ptrdiff_t>(logits.size()), logits.size(),
-              logits.begin());
+  decoder_.append(tokens, logits);
 }
 
 }  // namespace coda

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "coda/backend.h"
 #include "nn/models/llama_decoder.h"
@@ -22,16 +20,12 @@ class Continuation {
                DType dtype, std::int64_t capacity);
 
   /// Reads tokens behind those read so far and writes the logits [vocab_size] of what follows the
-  /// last. On a backend without cached attention, all tokens are read again each time.
+  /// last.
   void append(std::span<const std::int32_t> tokens, std::span<float> logits);
 
  private:
-  void append_uncached(std::span<const std::int32_t> tokens, std::span<float> logits);
-
   LlamaModel model_;
-  std::optional<LlamaDecoder> decoder_;
-  std::vector<std::int32_t> tokens_;  ///< without a decoder: what was read
-  std::vector<float> all_logits_;
+  LlamaDecoder decoder_;
 };
 
 }  // namespace coda

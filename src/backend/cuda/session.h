@@ -23,7 +23,6 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
                                    std::int64_t max_tokens) override;
-  bool has_kernel(Opaque opaque) const override { return opaque != Opaque::cached_attention; }
   bool on_host() const override { return false; }
   std::shared_ptr<void> allocate(std::size_t bytes) override;
   void upload(void* to, const void* from, std::size_t bytes) override;

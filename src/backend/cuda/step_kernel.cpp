@@ -24,8 +24,10 @@ bool needs_split(const Step& step) {
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens) {
   if (needs_split(step)) return split_workspace_bytes(step, plan, max_tokens);
   if (is_gemm(step)) return gemm_workspace_bytes(step, plan, max_tokens);
-  if (step.opaque == Opaque::cached_attention) return 0;  // which make_step_kernel refuses
   if (step.program) return rows_workspace_bytes(step, plan, max_tokens);
+  if (step.opaque == Opaque::cached_attention) {
+    return cached_attention_workspace_bytes(step, max_tokens);
+  }
   return is_attention(step) ? attention_workspace_bytes(step, plan, max_tokens)
                             : embedding_workspace_bytes(step, plan, max_tokens);
 }
@@ -37,9 +39,7 @@ std::unique_ptr<StepKernel> make_step_kernel(const Step& step, const Plan& plan,
   if (step.program) return make_rows_kernel(step, plan, context);
   internal_check(step.opaque != Opaque::none, "cuda: a step without program and opaque node");
   if (step.opaque == Opaque::cached_attention) {
-    throw_error<BackendError>(
-        "cuda: cached_attention: expected an opaque node with a CUDA kernel, got none. Use the cpu "
-        "backend.");
+    return make_cached_attention_kernel(step, plan, context);
   }
   return is_attention(step) ? make_attention_kernel(step, plan, context)
                             : make_embedding_kernel(step, plan, context);

@@ -1,6 +1,5 @@
 // One step of a plan on the GPU: what must be compiled for it, how its operands are bound, how it
-// is launched. A session (session.cpp) holds one for each step; the three kinds of step have a
-// maker each.
+// is launched. A session (session.cpp) holds one for each step; each kind of step has a maker.
 #pragma once
 
 #include <cstdint>
@@ -66,6 +65,11 @@ std::size_t rows_workspace_bytes(const Step& step, const Plan& plan, std::int64_
 std::unique_ptr<StepKernel> make_attention_kernel(const Step& step, const Plan& plan,
                                                   const StepContext& context);
 std::size_t attention_workspace_bytes(const Step& step, const Plan& plan, std::int64_t max_tokens);
+
+/// Opaque::cached_attention (cached_attention.cpp).
+std::unique_ptr<StepKernel> make_cached_attention_kernel(const Step& step, const Plan& plan,
+                                                         const StepContext& context);
+std::size_t cached_attention_workspace_bytes(const Step& step, std::int64_t max_tokens);
 
 /// Opaque::embedding and embedding_backward (embedding.cpp).
 std::unique_ptr<StepKernel> make_embedding_kernel(const Step& step, const Plan& plan,

@@ -92,16 +92,6 @@ void run_on_host(const Case& c, Operands& run) {
   }
 }
 
-bool is_sanitized() {
-#if defined(__SANITIZE_ADDRESS__)
-  return true;
-#elif defined(__has_feature)
-  return __has_feature(address_sanitizer);
-#else
-  return false;
-#endif
-}
-
 class CudaAttentionHost : public ::testing::Test {
  protected:
   void SetUp() override {

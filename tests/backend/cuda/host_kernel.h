@@ -24,6 +24,17 @@ namespace coda::cuda {
 /// Where host_gpu.h lies.
 inline const char* const kHostGpuFolder = CODA_SOURCE_DIR "/tests/backend/cuda";
 
+/// By the address sanitizer, which fibers confuse.
+inline bool is_sanitized() {
+#if defined(__SANITIZE_ADDRESS__)
+  return true;
+#elif defined(__has_feature)
+  return __has_feature(address_sanitizer);
+#else
+  return false;
+#endif
+}
+
 class HostKernel {
  public:
   explicit HostKernel(const KernelSource& source) : shared_bytes_(source.shared_bytes) {
