@@ -111,7 +111,7 @@ class Planner {
     if (!layout || parts.starts.empty() || parts.starts.size() > 4 ||
         static_cast<i64>(parts.starts.size()) * layout->chunk > 256 ||
         !cut_blocks(program_, parts, layout->chunk, block, blocks)) {
-      plan_.general.push_back(index);
+      plan_.fits = false;
       return;
     }
     const auto n_parts = static_cast<int>(parts.starts.size());
@@ -286,7 +286,6 @@ std::size_t operand_count(const Program& program, const EpiloguePlan& plan) {
 EpiloguePlan plan_epilogue(const Program& program) {
   EpiloguePlan plan = Planner(program).run();
   plan.maps = staged_stores(program, plan);
-  plan.general_stages = general_stages(plan);
   return plan;
 }
 

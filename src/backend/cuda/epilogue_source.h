@@ -53,19 +53,11 @@ struct EpilogueMap {
   std::int64_t columns = 0;
 };
 
-/// One launch of the general kernel: a node of a section made whole, or one of its sinks.
-struct GeneralStage {
-  std::int32_t section = 0;
-  std::int32_t index = 0;
-  bool sink = false;
-};
-
 /// How a program's epilogue runs.
 struct EpiloguePlan {
   lowering::Lowered lowered;
   std::vector<EpilogueLaunch> launches;
-  std::vector<std::int32_t> general;  ///< sections that no fragment can hold
-  std::vector<GeneralStage> general_stages;
+  bool fits = true;  ///< false: a section that no fragment can hold (program_split.h)
   std::vector<EpilogueVector> vectors;
   std::vector<EpilogueMap> maps;     ///< of a staged epilogue, in the order of Params::maps
   std::vector<std::int32_t> stages;  ///< per value: launch of the vector kernel, -1: none
@@ -93,16 +85,6 @@ KernelSource vectors_source(const Program& program, const EpiloguePlan& plan);
 /// Threads that a stage of that kernel needs (blocks of 128).
 std::int64_t stage_length(const Program& program, const EpiloguePlan& plan, std::int32_t stage,
                           std::int64_t rows);
-
-/// The general kernel "coda_general". Its operands: those of operand_count, the product in fp32,
-/// then fp32 memory for each node among plan.general_stages. It ends with the rows and the stage.
-KernelSource general_source(const Program& program, const EpiloguePlan& plan);
-std::vector<GeneralStage> general_stages(const EpiloguePlan& plan);
-/// Threads of a stage (blocks of 128).
-std::int64_t general_threads(const EpiloguePlan& plan, const GeneralStage& stage,
-                             std::int64_t rows);
-/// The same product, stored in fp32 as one more operand.
-Program product_of(const Program& program);
 
 /// Does a vector value need no making: read where it lies, or a constant?
 bool is_direct(const Program& program, std::int32_t value);

@@ -165,11 +165,6 @@ std::vector<KernelReport> gemm_kernels(const Step& step, const std::vector<Tenso
   };
   add_once(program.vectors(run));
   add_gemms(kernels, program, run, sm_count);
-  if (program.product() != nullptr && program.rows(tokens) > 0) {
-    const std::vector<TensorView> product = program.product_views(run);
-    add_gemms(kernels, *program.product(), {product, tokens, workspace, encode}, sm_count);
-  }
-  add_once(program.general(run));
   return kernels;
 }
 
@@ -184,6 +179,23 @@ std::vector<KernelReport> rows_kernels(const Step& step, const Plan& plan,
     kernels.back().grid = launch.grid;
     kernels.back().grid_y = launch.grid_y;
     kernels.back().block = launch.block;
+  }
+  return kernels;
+}
+
+/// A program in two: the product's, then those of the epilogue's row programs.
+std::vector<KernelReport> split_kernels(const Step& step, const Plan& plan,
+                                        const std::vector<TensorView>& views, std::int64_t tokens,
+                                        char* workspace, int sm_count) {
+  const ProgramSplit split(step);
+  const auto product = split.product_views(views, tokens, workspace);
+  std::vector<KernelReport> kernels =
+      gemm_kernels(split.product(), product, tokens, workspace, sm_count);
+  for (const ProgramSplit::Part& part : split.parts()) {
+    for (KernelReport& kernel : rows_kernels(part.step, plan, split.part_views(part, product),
+                                             tokens, workspace + split.acc_bytes(tokens))) {
+      kernels.push_back(std::move(kernel));
+    }
   }
   return kernels;
 }
@@ -262,10 +274,9 @@ StepKernels step_kernels(const Step& step, const Plan& plan, Views& views, std::
   const bool gemm = step.program->form == Form::gemm;
   made.form = gemm ? "gemm" : step.program->form == Form::rows ? "rows" : "vectors";
   if (gemm && needs_split(step)) {
-    made.note = "pairs or heads that no fragment can hold: a bare GEMM into fp32 memory, then";
-    for (const KernelSource& source : make_step_kernel(step, plan, {})->sources()) {
-      made.kernels.push_back(report_of(source));
-    }
+    made.note =
+        "pairs or heads that no fragment can hold: a bare GEMM into fp32 memory, then row programs";
+    made.kernels = split_kernels(step, plan, views.of(step), tokens, views.workspace(), sm_count);
   } else if (gemm) {
     made.kernels = gemm_kernels(step, views.of(step), tokens, views.workspace(), sm_count);
   } else {

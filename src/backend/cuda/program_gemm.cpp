@@ -69,26 +69,13 @@ GemmConfig plain_config(const EpilogueLaunch& launch) {
 }
 
 ProgramGemm::ProgramGemm(std::shared_ptr<const Program> program)
-    : program_(std::move(program)), plan_(plan_epilogue(*program_)) {
-  if (plan_.general.empty()) return;
-  auto product = std::make_shared<Program>(product_of(*program_));
-  internal_check(plan_epilogue(*product).general.empty(),
-                 "cuda: {}: not even the product alone fits fragments", program_->name);
-  product_ = std::make_shared<ProgramGemm>(std::move(product));
-}
+    : program_(std::move(program)), plan_(plan_epilogue(*program_)) {}
 
 i64 ProgramGemm::rows(i64 tokens) const { return resolve(program_->rows, tokens); }
 
 std::size_t ProgramGemm::workspace_bytes(i64 max_tokens) const {
   std::size_t bytes = 0;
   for (const EpilogueVector& vector : plan_.vectors) bytes += bytes_of(vector, max_tokens);
-  if (plan_.general.empty()) return bytes;
-  const auto matrix = [&](i64 width) {
-    return aligned(static_cast<std::size_t>(rows(max_tokens) * width) * sizeof(float));
-  };
-  bytes += matrix(program_->cols.num);
-  for (const GeneralStage& stage : plan_.general_stages)
-    if (!stage.sink) bytes += matrix(plan_.lowered.nodes[at(stage.index)].width);
   return bytes;
 }
 
@@ -361,48 +348,6 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) c
   made.block = 256;
   made.parameters = {matrices, epilogue_parameters(launch, run, staged(run)), schedule_bytes};
   return made;
-}
-
-std::vector<TensorView> ProgramGemm::product_views(const Run& run) const {
-  std::vector<TensorView> views(run.views.begin(), run.views.end());
-  std::size_t offset = 0;
-  for (const EpilogueVector& vector : plan_.vectors) offset += bytes_of(vector, run.tokens);
-  const i64 n = program_->cols.num;
-  views.push_back({run.workspace + offset, DType::f32, rows(run.tokens), n, n});
-  return views;
-}
-
-std::vector<ProgramLaunch> ProgramGemm::general(const Run& run) const {
-  std::vector<ProgramLaunch> launches;
-  if (plan_.general.empty()) return launches;
-  const i64 all_rows = rows(run.tokens);
-  std::vector<EpilogueOperand> operands = epilogue_operands(run);
-  const TensorView product = product_views(run).back();
-  operands.push_back({product.data, product.stride, product.rows});
-  char* next = static_cast<char*>(product.data) + aligned(product.bytes());
-  for (const GeneralStage& stage : plan_.general_stages) {
-    if (stage.sink) continue;
-    const i64 width = plan_.lowered.nodes[at(stage.index)].width;
-    operands.push_back({next, width, all_rows});
-    next += aligned(static_cast<std::size_t>(all_rows * width) * sizeof(float));
-  }
-  const KernelSource source = general_source(*program_, plan_);
-  for (std::size_t s = 0; s < plan_.general_stages.size(); ++s) {
-    const GeneralStage& stage = plan_.general_stages[s];
-    const i64 window = plan_.lowered.sections[at(stage.section)].rows;
-    const i64 stage_rows = window < 0 ? all_rows : window;
-    ProgramLaunch launch;
-    launch.source = source;
-    launch.block = 128;
-    launch.grid = static_cast<unsigned>(ceil_div(general_threads(plan_, stage, stage_rows), 128));
-    std::vector<std::byte> bytes;
-    for (const EpilogueOperand& operand : operands) put(bytes, operand);
-    put(bytes, static_cast<int>(stage_rows));
-    put(bytes, static_cast<int>(s));
-    launch.parameters = {bytes};
-    launches.push_back(std::move(launch));
-  }
-  return launches;
 }
 
 }  // namespace coda::cuda

@@ -56,12 +56,6 @@ class ProgramGemm {
 
   /// The stages of the vector kernel.
   std::vector<ProgramLaunch> vectors(const Run& run) const;
-  /// What no fragment can hold: first the product, to be run like any other program, then (after
-  /// the vectors) one node or store at a time. Null: nothing.
-  const ProgramGemm* product() const { return product_.get(); }
-  /// The product's operands: this program's, then its output in workspace.
-  std::vector<TensorView> product_views(const Run& run) const;
-  std::vector<ProgramLaunch> general(const Run& run) const;
   /// A launch of the plan on the plain kernel.
   ProgramLaunch plain(const EpilogueLaunch& launch, const Run& run) const;
 
@@ -96,7 +90,6 @@ class ProgramGemm {
 
   std::shared_ptr<const Program> program_;
   EpiloguePlan plan_;
-  std::shared_ptr<const ProgramGemm> product_;
 };
 
 /// The configuration of the plain kernel: tiles as small as the launch's chunks allow.

@@ -49,11 +49,6 @@ class ProgramGemmKernel : public StepKernel {
     launches_.clear();
     for (ProgramLaunch& launch : program_.vectors(run)) add(std::move(launch));
     add_gemms(program_, run);
-    if (program_.product() != nullptr && program_.rows(tokens) > 0) {
-      const std::vector<TensorView> product = program_.product_views(run);
-      add_gemms(*program_.product(), {product, tokens, run.workspace, run.encode});
-    }
-    for (ProgramLaunch& launch : program_.general(run)) add(std::move(launch));
   }
 
   void launch(const Stream& stream) override {

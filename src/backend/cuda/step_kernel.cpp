@@ -1,6 +1,6 @@
 #include "backend/cuda/step_kernel.h"
 
-#include "backend/cuda/program_gemm.h"
+#include "backend/cuda/epilogue_source.h"
 #include "backend/cuda/program_split.h"
 #include "base/check.h"
 
@@ -16,10 +16,7 @@ bool is_attention(const Step& step) {
 
 }  // namespace
 
-bool needs_split(const Step& step) {
-  return is_gemm(step) && can_split(*step.program) &&
-         !ProgramGemm(step.program).plan().general.empty();
-}
+bool needs_split(const Step& step) { return is_gemm(step) && !plan_epilogue(*step.program).fits; }
 
 std::size_t workspace_bytes_of(const Step& step, const Plan& plan, std::int64_t max_tokens) {
   if (needs_split(step)) return split_workspace_bytes(step, plan, max_tokens);

@@ -13,7 +13,8 @@ namespace coda::testing {
 namespace {
 
 /// Runs a step on copies in device memory of everything it reads and writes.
-void run_on_gpu(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
+void run_on_gpu(const Step& step, const Plan& plan, const std::vector<TensorView>& views,
+                i64 tokens) {
   using namespace cuda;
   Device::get().use();
   static Stream stream;
@@ -37,14 +38,13 @@ void run_on_gpu(const Step& step, const std::vector<TensorView>& views, i64 toke
     device.data = reinterpret_cast<void*>(buffer.pointer() + offset);
     on_device.push_back(device);
   }
-  const Plan plan;
-  DeviceBuffer vectors(gemm_workspace_bytes(step, plan, tokens) + 256);
+  DeviceBuffer vectors(workspace_bytes_of(step, plan, tokens) + 256);
   vectors.fill(0xff, stream);
   StepContext context;
   context.gemm = &workspace;
   context.max_tokens = tokens;
   context.workspace = vectors.pointer();
-  const auto kernel = make_gemm_kernel(step, plan, context);
+  const auto kernel = make_step_kernel(step, plan, context);
   kernel->bind(on_device, tokens);
   kernel->launch(stream);
   stream.synchronize();

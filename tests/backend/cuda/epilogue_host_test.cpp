@@ -2,6 +2,8 @@
 #include "backend/cuda/epilogue_runs.h"
 #include "backend/cuda/host_kernel.h"
 #include "backend/cuda/program_gemm.h"
+#include "backend/cuda/program_rows.h"
+#include "backend/cuda/program_split.h"
 #include "backend/program_cases.h"
 #include "coda/compile.h"
 #include "nn/models/llama_blocks.h"
@@ -21,20 +23,37 @@ void launch_on_host(const cuda::ProgramLaunch& launch) {
   host_kernels().get(launch.source).launch(launch.grid, launch.block, arguments);
 }
 
-void run_on_host(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
+void run_gemm_on_host(const Step& step, const std::vector<TensorView>& views, i64 tokens) {
   const cuda::ProgramGemm program(step.program);
   // NaN everywhere that was not written.
   std::vector<char> workspace(program.workspace_bytes(tokens) + 256, '\xff');
   const cuda::ProgramGemm::Run run{views, tokens, workspace.data(), cuda::host_tensor_map};
   for (const auto& launch : program.vectors(run)) launch_on_host(launch);
   for (const auto& launch : program.plan().launches) launch_on_host(program.plain(launch, run));
-  if (program.product() != nullptr && program.rows(tokens) > 0) {
-    const std::vector<TensorView> product = program.product_views(run);
-    const cuda::ProgramGemm::Run first{product, tokens, workspace.data(), cuda::host_tensor_map};
-    for (const auto& launch : program.product()->plan().launches)
-      launch_on_host(program.product()->plain(launch, first));
+}
+
+void run_rows_on_host(const Step& step, const Plan& plan, const std::vector<TensorView>& views,
+                      i64 tokens) {
+  cuda::RowsProgram program(step, plan);
+  std::vector<float> workspace(program.workspace_bytes(tokens) / sizeof(float) + 1, NAN);
+  unsigned flag = 0;
+  for (const auto& launch : program.launches(views, tokens, workspace.data(), &flag)) {
+    const void* const argument = launch.parameter.data();
+    host_kernels()
+        .get(*launch.source)
+        .launch(launch.grid, launch.block, {&argument, 1}, launch.grid_y);
   }
-  for (const auto& launch : program.general(run)) launch_on_host(launch);
+}
+
+void run_on_host(const Step& step, const Plan& plan, const std::vector<TensorView>& views,
+                 i64 tokens) {
+  if (!cuda::needs_split(step)) return run_gemm_on_host(step, views, tokens);
+  const cuda::ProgramSplit split(step);
+  std::vector<char> acc(split.acc_bytes(tokens) + 256, '\xff');
+  const auto all = split.product_views(views, tokens, acc.data());
+  run_gemm_on_host(split.product(), all, tokens);
+  for (const auto& part : split.parts())
+    run_rows_on_host(part.step, plan, split.part_views(part, all), tokens);
 }
 
 void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms = 64) {
@@ -211,6 +230,25 @@ TEST(EpilogueHost, WeightGradientsGoToRowBlocksAndAccumulate) {
     RunOptions options = rows(m);
     options.strided = true;
     check(weight_gradients_case(), options, 0);
+  }
+}
+
+/// The product goes to memory, and each window of rows is a row program.
+TEST(EpilogueHost, WeightGradientsThatNoFragmentHolds) {
+  Make make("d_odd", Form::gemm, 18);
+  const i32 acc = make.gemm_tn(166, DType::bf16);
+  const i32 first = make.split(Op::first_of_pair, acc, PairLayout::halves, 6);
+  const i32 scaled =
+      make.op(Op::add, {make.op(Op::mul, {first, make.load_col("c")}), make.load_tile("t", 9)});
+  make.store("whole", first, DType::bf16);
+  make.store("d_w0", make.rows(scaled, 0, 30));
+  make.store("d_w1", make.rows(scaled, 30, 159), DType::f32, true);
+  make.store("d_w2", make.rows(scaled, 159, 166), DType::bf16);
+  ASSERT_FALSE(cuda::plan_epilogue(make.program).fits);
+  for (const i64 m : {0, 150}) {
+    RunOptions options = rows(m);
+    options.strided = true;
+    check(make, options);
   }
 }
 

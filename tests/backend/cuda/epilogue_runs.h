@@ -13,7 +13,8 @@ namespace coda::testing {
 /// A session that gives every step to a function, with the step's views of host memory.
 class StepSession : public Session {
  public:
-  using RunStep = std::function<void(const Step&, const std::vector<TensorView>&, i64 tokens)>;
+  using RunStep =
+      std::function<void(const Step&, const Plan&, const std::vector<TensorView>&, i64 tokens)>;
 
   StepSession(std::shared_ptr<const Plan> plan, i64 max_tokens, RunStep run_step)
       : bindings_(std::move(plan), max_tokens, {.widen = false, .reuse = false, .poison = true}),
@@ -27,7 +28,7 @@ class StepSession : public Session {
     for (const Step& step : phase == Phase::forward ? plan.forward : plan.backward) {
       std::vector<TensorView> views;
       for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice));
-      run_step_(step, views, tokens);
+      run_step_(step, plan, views, tokens);
     }
     bindings_.end(phase);
   }
