@@ -109,8 +109,8 @@ std::unique_ptr<Backend> make_reference_backend(DType compute);
 
 /// What multiplies matrices on the CPU. `automatic` is oneDNN for operands of a 16-bit type that
 /// the processor multiplies natively and coda's own kernel for all else; `onednn` is an error for
-/// types that it cannot multiply well here. `from_environment` reads CODA_CPU_GEMM: auto (or
-/// unset), builtin, onednn.
+/// types that it cannot multiply well here. A single row times a transposed matrix always takes
+/// coda's own kernel. `from_environment` reads CODA_CPU_GEMM: auto (or unset), builtin, onednn.
 enum class CpuGemm : std::uint8_t { from_environment, automatic, builtin, onednn };
 
 /// oneDNN + Highway. threads 0: all cores. The result does not depend on it. Throws UsageError for

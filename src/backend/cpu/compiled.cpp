@@ -262,7 +262,8 @@ void CompiledProgram::measure() {
       floats += acc_rows(kTileRows) * padded(cols);
     }
     if (!section.blocks.empty())
-      floats += onednn_ ? onednn_->scratch_floats() : packing_floats(kTileRows);
+      floats += onednn_ ? std::max(onednn_->scratch_floats(), packing_floats(1))
+                        : packing_floats(kTileRows);
     if (program_->form == Form::rows) {
       const i64 granules = section.strip_cols / kColumnGranule + 1;
       reduced_floats_ = std::max(reduced_floats_, 2 * granules * padded(section.strip_rows));
@@ -315,14 +316,15 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
     return total;
   };
   // oneDNN has kernels for tile_cols only, and may sum in another order in tiles of another size.
+  const bool onednn = by_onednn(memory);
   const i64 threads = pool.threads();
   const auto are_enough = [&] {
     const i64 count = count_all();
-    if (onednn_) return count >= kEnoughTiles;
+    if (onednn) return count >= kEnoughTiles;
     return count >= kTilesPerThread * threads || (count >= 2 * threads && count % threads == 0);
   };
   if (!are_enough()) tile_rows = kRowGranule;
-  while (!onednn_ && !are_enough() && halvings < 3) ++halvings;
+  while (!onednn && !are_enough() && halvings < 3) ++halvings;
 
   RunMemory packed = memory;
   const bool fits = std::all_of(sections_.begin(), sections_.end(), [&](const Section& section) {
@@ -350,6 +352,13 @@ void CompiledProgram::run_gemm(const RunMemory& memory, float* scratch, i64 stri
     run_tile(packed, section, row, std::min(tile_rows, rows_of(section) - row), col,
              std::min(tile_cols(section), section.width - col), scratch + thread * stride);
   });
+}
+
+/// One row of A reads B once and multiplies on the way: half the time of copying B to panels for
+/// oneDNN (Zen 5, bf16).
+bool CompiledProgram::by_onednn(const RunMemory& memory) const {
+  const Gemm& gemm = program_->gemm;
+  return onednn_ && !(memory.rows == 1 && gemm.transpose_b && !gemm.transpose_a);
 }
 
 /// The product's operands; `b` has room for kMaxBlocks.
@@ -390,7 +399,7 @@ void CompiledProgram::multiply(const RunMemory& memory, const Section& section, 
                     whole_ ? block.width : cols / block.scale, acc[i], strides[i]};
     }
     const std::span<const TileBlock> blocks(tiles, n);
-    if (onednn_)
+    if (by_onednn(memory))
       onednn_->multiply(factors, first_row + row, rows, blocks, packing);
     else
       multiply_tile(factors, first_row + row, rows, blocks, packing);

@@ -63,6 +63,7 @@ class CompiledProgram {
                 ThreadPool& pool) const;
   void run_tile(const RunMemory& memory, const Section& section, std::int64_t row,
                 std::int64_t rows, std::int64_t col, std::int64_t cols, float* scratch) const;
+  bool by_onednn(const RunMemory& memory) const;
   Factors factors_of(const RunMemory& memory, TensorView* b) const;
   void multiply(const RunMemory& memory, const Section& section, std::int64_t row,
                 std::int64_t rows, std::int64_t col, std::int64_t cols, std::span<float*> acc,
@@ -78,7 +79,7 @@ class CompiledProgram {
   std::vector<AngleTable> tables_;
   std::unique_ptr<VectorCode> prologue_;
   std::vector<Section> sections_;
-  std::unique_ptr<const OneDnnGemm> onednn_;  ///< null: multiply_tile
+  std::unique_ptr<const OneDnnGemm> onednn_;  ///< null: always multiply_tile
   std::vector<Finish> finishes_;              ///< after phase p
   std::vector<std::int32_t> reductions_;      ///< complete ones, of row programs
   bool whole_ = false;

@@ -230,20 +230,22 @@ void pack_columns_kernel(float* y, i64 width, const void* x, i64 stride, i64 cou
 }
 
 /// Sixteen columns at a time: enough chains of additions to hide their latency behind reading b.
+/// Vectors are no wider than what transpose_8x8 stores: a load that spans two stores waits for both.
 template <class T>
 HWY_INLINE void multiply_row(i64 depth, const float* HWY_RESTRICT a, const void* const* rows,
                              DType dtype, [[maybe_unused]] i64 ahead, float* HWY_RESTRICT c,
                              bool accumulate) {
-  const F32 d;
-  constexpr i64 kLanes = hn::MaxLanes(F32());
+  const hn::CappedTag<float, 8> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr i64 kLanes = hn::MaxLanes(d);
   constexpr int kParts = static_cast<int>(kRowCols / kLanes);
   const T* x[kRowCols];
   for (int i = 0; i < kRowCols; ++i) x[i] = static_cast<const T*>(rows[i]);
-  VF sum[kParts];
+  V sum[kParts];
   for (int v = 0; v < kParts; ++v) sum[v] = hn::Zero(d);
   alignas(64) float y[8 * kRowCols];
   const auto add = [&](float left, const float* right) HWY_ATTR {
-    const VF value = hn::Set(d, left);
+    const V value = hn::Set(d, left);
     for (int v = 0; v < kParts; ++v)
       sum[v] = hn::MulAdd(value, hn::Load(d, right + v * kLanes), sum[v]);
   };

@@ -52,7 +52,7 @@ class OneDnnGemm {
 /// The choice with the environment looked up: never from_environment.
 CpuGemm resolved(CpuGemm choice);
 
-/// Null where the built-in kernel is to be used. Throws UsageError if onednn was asked for in vain.
+/// Null where only the built-in kernel is to be used. Throws UsageError if onednn was asked for in vain.
 std::unique_ptr<const OneDnnGemm> make_onednn_gemm(CpuGemm choice, const GemmShape& shape);
 
 }  // namespace coda::cpu

@@ -121,6 +121,22 @@ TEST(CpuOneDnn, WeightGradientsGoToRowBlocksAndAccumulate) {
   }
 }
 
+TEST(CpuOneDnn, ItIsTheBuiltInKernelThatMultipliesOneRow) {
+  for (const DType dtype : types()) {
+    Make make("one_row", Form::gemm, 600);
+    make.store("y", make.gemm_nt(1100, {600}, dtype));
+    Chain chain;
+    chain.add(make.program);
+    RunOptions options;
+    options.tokens = 1;
+    options.max_tokens = 300;
+    for (const char* name : {"a", "b0"})  // sums that are not exact
+      for (int i = 0; i < 997; ++i) options.given[name].push_back(std::sin(i));
+    EXPECT_EQ(run_plan(*make_cpu_backend(2, CpuGemm::onednn), chain.plan(), options),
+              run_plan(*make_cpu_backend(1, CpuGemm::builtin), chain.plan(), options));
+  }
+}
+
 TEST(CpuOneDnn, InfinitiesAndNanStayInTheirRows) {
   Make make("special", Form::gemm, 40);
   make.store("y", make.gemm_nt(3, {40}, DType::f32));
