@@ -1,5 +1,7 @@
 #include "tensor/tensor.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -8,6 +10,24 @@
 #include "base/convert.h"
 
 namespace coda {
+namespace {
+
+/// Aligned to lines of the cache; null if there is none. What spans several huge pages asks for
+/// them, where the system gives them to those that ask: columns of long rows touch a page a row.
+void* allocate(std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  if (bytes >= 2 * kHugePage) {
+    void* memory = nullptr;
+    if (::posix_memalign(&memory, kHugePage, bytes) != 0) return nullptr;
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // advice: without it everything works as well
+    return memory;
+  }
+#endif
+  return std::aligned_alloc(64, bytes);
+}
+
+}  // namespace
 
 void HostTensor::Free::operator()(void* p) const { std::free(p); }
 
@@ -21,7 +41,7 @@ HostTensor::HostTensor(DType dtype, std::int64_t rows, std::int64_t cols)
   }
   const std::size_t bytes = static_cast<std::size_t>(rows * cols) * size_of(dtype);
   const std::size_t padded = (bytes + 127) / 64 * 64;  // a vector load may read past the end
-  void* memory = std::aligned_alloc(64, padded);
+  void* memory = allocate(padded);
   if (memory == nullptr) throw_error<BackendError>("tensor: out of memory for {} bytes", padded);
   std::memset(memory, 0, padded);
   data_.reset(memory);

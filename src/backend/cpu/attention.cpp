@@ -139,7 +139,7 @@ inline void pack_transposed(const TensorView& from, std::int64_t first, std::int
     for (std::int64_t i = 0; i < kAtOnce; ++i)
       rows[i] = r + i < n ? element(from, first + r + i, col) : row;
     gemm_kernel().pack_transposed(panels + r / panel * dim * panel + r % panel, panel, rows,
-                                  from.dtype, dim);
+                                  from.dtype, dim, 0);
   }
 }
 

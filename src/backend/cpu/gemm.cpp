@@ -53,13 +53,15 @@ void pack_rows(float* y, std::span<const TensorView> matrix, i64 row, i64 n, i64
   const GemmKernel& kernel = gemm_kernel();
   alignas(16) static constexpr float kZeros[kDepth] = {};
   const DType dtype = matrix[0].dtype;
+  const i64 next_strip = width * matrix[0].stride * static_cast<i64>(size_of(dtype));
   for (i64 strip = 0; strip < n; strip += width, y += width * depth) {
     // From the bottom up: eight rows may reach into the first rows of the next k.
     for (i64 r = (width - 1) / 8 * 8; r >= 0; r -= 8) {
       const void* rows[8] = {kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros, kZeros};
       for (i64 i = 0; i < 8 && r + i < width && strip + r + i < n; ++i)
         rows[i] = row_of(matrix, row + strip + r + i, k0).data;
-      kernel.pack_transposed(y + r, width, rows, dtype, depth);
+      const i64 ahead = strip + width + r < n ? next_strip : 0;
+      kernel.pack_transposed(y + r, width, rows, dtype, depth, ahead);
     }
   }
 }

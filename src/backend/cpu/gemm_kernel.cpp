@@ -168,22 +168,30 @@ HWY_INLINE void transpose_8x8(float* y, i64 width, const T* const* x, i64 k, DTy
 
 template <class T>
 HWY_INLINE void pack_transposed(float* y, i64 width, const void* const* rows, DType dtype,
-                                i64 depth) {
+                                i64 depth, [[maybe_unused]] i64 ahead) {
   const T* x[8];
   for (int r = 0; r < 8; ++r) x[r] = static_cast<const T*>(rows[r]);
   i64 k = 0;
 #if HWY_TARGET != HWY_SCALAR
-  for (; k + 8 <= depth; k += 8, y += 8 * width) transpose_8x8(y, width, x, k, dtype);
+  constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+  for (; k + 8 <= depth; k += 8, y += 8 * width) {
+    if (ahead != 0 && k % kLine == 0) {
+      for (int r = 0; r < 8; ++r)
+        hwy::Prefetch(reinterpret_cast<const char*>(x[r] + k) + ahead);
+    }
+    transpose_8x8(y, width, x, k, dtype);
+  }
 #endif
   const hn::CappedTag<float, 1> one;
   for (; k < depth; ++k, y += width)
     for (int r = 0; r < 8; ++r) hn::StoreU(widened(one, x[r] + k, dtype), one, y + r);
 }
 
-void pack_transposed_kernel(float* y, i64 width, const void* const* x, DType dtype, i64 depth) {
-  if (dtype == DType::f32) return pack_transposed<float>(y, width, x, dtype, depth);
-  if (dtype == DType::bf16) return pack_transposed<u16>(y, width, x, DType::bf16, depth);
-  pack_transposed<u16>(y, width, x, DType::f16, depth);
+void pack_transposed_kernel(float* y, i64 width, const void* const* x, DType dtype, i64 depth,
+                            i64 ahead) {
+  if (dtype == DType::f32) return pack_transposed<float>(y, width, x, dtype, depth, ahead);
+  if (dtype == DType::bf16) return pack_transposed<u16>(y, width, x, DType::bf16, depth, ahead);
+  pack_transposed<u16>(y, width, x, DType::f16, depth, ahead);
 }
 
 template <class T>

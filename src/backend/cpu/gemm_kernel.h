@@ -27,9 +27,9 @@ struct GemmKernel {
   void (*multiply_rows)(std::int64_t k, const float* a, std::int64_t a_stride, std::int64_t count,
                         const float* b, float* c, std::int64_t stride, bool accumulate) = nullptr;
   /// Eight rows of `depth` elements, transposed and widened: y[k * width + r] = x[r][k] for r < 8.
-  /// If width is less, this reaches into the next k, whose turn comes later.
+  /// If width is less, this reaches into the next k, whose turn comes later. `ahead` as above.
   void (*pack_transposed)(float* y, std::int64_t width, const void* const* x, DType dtype,
-                          std::int64_t depth) = nullptr;
+                          std::int64_t depth, std::int64_t ahead) = nullptr;
   /// `depth` rows of `count` elements, `stride` apart, widened: y[k * width + c] = x[k * stride +
   /// c] for c < width, zeros from count on. If there are more than width, this may write some of
   /// them behind each k, where the next k comes later.
