@@ -5,8 +5,8 @@
 namespace coda {
 
 std::shared_ptr<void> Backend::allocate(std::size_t bytes) {
-  auto memory =
-      std::make_shared<HostTensor>(DType::f64, 1, static_cast<std::int64_t>((bytes + 7) / 8));
+  const auto doubles = static_cast<std::int64_t>(bytes / 8 + (bytes % 8 != 0 ? 1 : 0));
+  auto memory = std::make_shared<HostTensor>(DType::f64, 1, doubles);
   void* data = memory->view().data;
   return {std::move(memory), data};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "ops/opaque.h"
@@ -72,11 +73,19 @@ Bindings::Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Op
   if (!plan_) {
     throw_error<UsageError>("prepare: expected a plan, got null. Give it what compile() returned.");
   }
-  if (max_tokens < 0) {
+  constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+  if (max_tokens < 0 || max_tokens > kMostTokens) {
     throw_error<UsageError>(
-        "prepare: expected at least 0 tokens, got {}. Reserve the largest "
-        "number of rows that a run will have.",
-        max_tokens);
+        "prepare: expected at least 0 tokens and at most {}, got {}. Reserve the largest number of "
+        "rows that a run will have.",
+        kMostTokens, max_tokens);
+  }
+  for (const Buffer& buffer : plan_->buffers) {
+    if (buffer.dtype != DType::f64 || options.holds_f64) continue;
+    throw_error<UsageError>(
+        "prepare: {}: expected f32, bf16, f16, i32 or i64, got f64. Only the reference backend "
+        "holds it: make the input with another type.",
+        buffer.name);
   }
   arena_ = layout_arena(*plan_, max_tokens, options.reuse, options.widen);
   if (options.backend != nullptr) {

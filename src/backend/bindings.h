@@ -18,15 +18,17 @@ namespace coda {
 class Bindings {
  public:
   struct Options {
-    bool widen = false;   ///< plan-owned floats are f64, and f64 may be bound to any float
-    bool reuse = true;    ///< buffers that are never alive together share memory
-    bool poison = false;  ///< fill the arena with NaN bytes once
+    bool widen = false;      ///< plan-owned floats are f64, and f64 may be bound to any float
+    bool reuse = true;       ///< buffers that are never alive together share memory
+    bool holds_f64 = false;  ///< inputs and outputs of that type are no error
+    bool poison = false;     ///< fill the arena with NaN bytes once
     /// Whose memory the arena is; null: the host's. With a backend off the host, bound memory is
     /// not looked into: targets, ids, positions and offsets are not checked here.
     Backend* backend = nullptr;
   };
 
-  /// Allocates the arena for runs of up to max_tokens rows.
+  /// Allocates the arena for runs of up to max_tokens rows. Throws UsageError for no plan, a plan
+  /// with types that the backend has not, or too many tokens.
   Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, Options options);
   Bindings(std::shared_ptr<const Plan> plan, std::int64_t max_tokens)
       : Bindings(std::move(plan), max_tokens, Options{}) {}

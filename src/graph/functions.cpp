@@ -1,4 +1,5 @@
 // The ops as functions on Tensors.
+#include <cmath>
 #include <limits>
 
 #include "base/check.h"
@@ -51,6 +52,12 @@ std::int32_t head_count(const char* op, const char* what, std::int64_t count) {
                             op, what, kMost, count);
   }
   return static_cast<std::int32_t>(count);
+}
+
+double finite_scale(const char* op, double scale) {
+  if (std::isfinite(scale)) return scale;
+  throw_error<UsageError>(
+      "{}: scale: expected a finite number, got {}. 1 / sqrt(head_dim) is usual.", op, scale);
 }
 
 Attrs of_transposes(bool a, bool b) {
@@ -188,7 +195,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n
                  std::int64_t n_kv_heads, std::int64_t head_dim, double scale) {
   Attrs attrs;
   attrs.opaque = Opaque::attention;
-  attrs.value = scale;
+  attrs.value = finite_scale("attention", scale);
   attrs.period = head_dim;
   attrs.index = head_count("attention", "n_heads", n_heads);
   attrs.index2 = head_count("attention", "n_kv_heads", n_kv_heads);
@@ -202,7 +209,7 @@ Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cac
                         double scale) {
   Attrs attrs;
   attrs.opaque = Opaque::cached_attention;
-  attrs.value = scale;
+  attrs.value = finite_scale("cached_attention", scale);
   attrs.period = head_dim;
   attrs.index = head_count("cached_attention", "n_heads", n_heads);
   attrs.index2 = head_count("cached_attention", "n_kv_heads", n_kv_heads);

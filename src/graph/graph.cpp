@@ -34,8 +34,9 @@ bool commutative(Op op) {
 }
 
 void check_extent(std::string_view name, std::string_view what, std::int64_t extent) {
-  if (extent < 0) {
-    throw_error<UsageError>("input {}: expected {} >= 0, got {}", name, what, extent);
+  if (extent < 0 || extent > kMostExtent) {
+    throw_error<UsageError>("input {}: expected {} >= 0 and at most {}, got {}. Give such a size.",
+                            name, what, kMostExtent, extent);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "graph/infer.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/op_table.h"
 #include "ops/opaque.h"
@@ -166,6 +168,7 @@ Type Inference::rotation(Attrs& attrs) {
   need_float(0);
   need_integer_col(1);
   need_kind(2, Kind::row);
+  need_float(2);
   Attrs kept;
   kept.layout = attrs.layout;
   kept.period = types_[2].cols;
@@ -317,6 +320,7 @@ Type Inference::opaque(Attrs& attrs) {
                      kept.index, kept.index2, kept.period),
          "");
     for (std::size_t i = 0; i < 3; ++i) {
+      need_float(i);
       const std::int64_t width = kept.period * (i == 0 ? kept.index : kept.index2);
       need(types_[i].kind == Kind::tile && types_[i].cols == width,
            fmt::format("{}: {} as {}", row.name, to_string(tile_of(width)), row.inputs[i]), "");
@@ -395,7 +399,20 @@ Type Inference::run(const Graph& graph, Attrs& attrs) {
 }  // namespace
 
 Type infer_type(const Graph& graph, Op op, const std::vector<NodeId>& in, Attrs& attrs) {
-  return Inference(graph, op, in).run(graph, attrs);
+  // Operands have extents of at most kMostExtent, so that products below do not overflow with
+  // these.
+  if (attrs.lo > kMostExtent || attrs.hi > kMostExtent || attrs.period > kMostExtent) {
+    throw_error<UsageError>("{}: expected extents of at most {}, got {}. Give smaller ones.",
+                            name_of(op), kMostExtent, std::max({attrs.lo, attrs.hi, attrs.period}));
+  }
+  const Type type = Inference(graph, op, in).run(graph, attrs);
+  if (type.rows > kMostExtent || type.cols > kMostExtent) {
+    throw_error<UsageError>(
+        "{}: expected a result of at most {} rows or columns, got {}. Give "
+        "smaller operands.",
+        name_of(op), kMostExtent, std::max(type.rows, type.cols));
+  }
+  return type;
 }
 
 Type opaque_result(const Graph& graph, const Node& node, int index) {

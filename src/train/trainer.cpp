@@ -124,6 +124,17 @@ const Held& Trainer::State::find(std::string_view name) const {
   throw_error<UsageError>("trainer: expected the name of a parameter, got \"{}\".", name);
 }
 
+namespace {
+
+template <class State>
+State& held_by(const std::unique_ptr<State>& state) {
+  if (state) return *state;
+  throw_error<UsageError>(
+      "trainer: expected one that holds parameters, got one that was moved from. Use the other.");
+}
+
+}  // namespace
+
 Trainer::Trainer(Graph& graph, Tensor loss, const std::vector<Tensor>& parameters, Backend& backend,
                  std::int64_t max_tokens, const TrainerOptions& options)
     : state_(std::make_unique<State>(graph, loss, parameters, backend, max_tokens, options)) {}
@@ -132,7 +143,7 @@ Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
 
 void Trainer::bind(std::string_view name, const TensorView& view) {
-  State& s = *state_;
+  State& s = held_by(state_);
   const bool reserved =
       name == "loss" || std::any_of(s.held.begin(), s.held.end(), [&](const Held& p) {
         return p.name == name || "d_" + p.name == name;
@@ -149,7 +160,7 @@ void Trainer::bind(std::string_view name, const TensorView& view) {
 }
 
 double Trainer::step(std::int64_t tokens) {
-  State& s = *state_;
+  State& s = held_by(state_);
   s.train->run(Phase::forward, tokens);
   s.train->run(Phase::backward, tokens);
   const double loss = s.loss.get(0), norm = s.adamw->gradient_norm();
@@ -161,25 +172,27 @@ double Trainer::step(std::int64_t tokens) {
 }
 
 double Trainer::evaluate(std::int64_t tokens) {
-  state_->test->run(Phase::forward, tokens);
-  return state_->loss.get(0);
+  State& s = held_by(state_);
+  s.test->run(Phase::forward, tokens);
+  return s.loss.get(0);
 }
 
 void Trainer::set_learning_rate(double learning_rate) {
-  TrainerOptions options = state_->options;
+  State& s = held_by(state_);
+  TrainerOptions options = s.options;
   options.learning_rate = learning_rate;
   check(options);
-  state_->options = options;
+  s.options = options;
 }
 
-std::int64_t Trainer::steps() const { return state_->steps; }
+std::int64_t Trainer::steps() const { return held_by(state_).steps; }
 
 std::span<float> Trainer::values(std::string_view name) {
-  return state_->find(name).value.as<float>();
+  return held_by(state_).find(name).value.as<float>();
 }
 
 std::span<const float> Trainer::gradient(std::string_view name) const {
-  return state_->find(name).gradient.as<const float>();
+  return held_by(state_).find(name).gradient.as<const float>();
 }
 
 }  // namespace coda

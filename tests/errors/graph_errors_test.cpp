@@ -75,6 +75,26 @@ TEST(GraphErrors, HeadsThatDoNotFit) {
   }
 }
 
+TEST(GraphErrors, ExtentsBeyond32Bits) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  Graph g;
+  rejects([&] { g.tile("x", kHuge); },
+          {"input x: ", "cols >= 0 and at most 2147483647", "2147483648", "Give such a size"});
+  rejects([&] { g.weight("w", kHuge, 1); }, {"input w: ", "rows >= 0", "2147483648", ""});
+  const Tensor row = g.row("row", kHuge - 1), tile = g.tile("t", kHuge - 1);
+  rejects([&] { repeat(row, 3); }, {"repeat: ", "a result of at most", "6442450941", "smaller"});
+  rejects([&] { repeat(row, kHuge * kHuge); }, {"repeat: ", "extents of at most", "", "smaller"});
+  rejects([&] { segment_broadcast(tile, 2); }, {"segment_broadcast: ", "a result of", "", ""});
+  rejects([&] { segment_broadcast(tile, kHuge << 20); },
+          {"segment_broadcast: ", "extents", "", ""});
+  rejects([&] { cat_cols({tile, tile}); }, {"cat_cols: ", "a result of", "4294967294", ""});
+  rejects(
+      [&] {
+        broadcast(g.scalar("s"), {Kind::tile, kTokens, kHuge, DType::f32});
+      },
+      {"broadcast: ", "extents of at most", "2147483648", ""});
+}
+
 TEST(CompileErrors, NumbersThatMeanNothing) {
   Graph g;
   CompileRequest request;
@@ -94,6 +114,35 @@ TEST(CompileErrors, NumbersThatMeanNothing) {
   options.budget_tokens = -5;
   rejects([&] { compile(g, request, options); },
           {"compile: budget_tokens: ", "0 or more", "-5", "rows of a typical run"});
+}
+
+TEST(BackendErrors, TypesAndSizesThatItHasNot) {
+  Graph g;
+  CompileRequest request;
+  request.outputs.push_back({"y", exp(g.tile("x", 4, DType::f64)), {}, true});
+  const auto plan = compile(g, request, {});
+  const auto cpu = make_cpu_backend(1);
+  rejects([&] { cpu->prepare(plan, 4); },
+          {"prepare: x: ", "f32, bf16, f16, i32 or i64", "f64", "Only the reference backend"});
+  make_reference_backend(DType::f32)->prepare(plan, 4);
+  rejects([&] { cpu->prepare(plan, std::int64_t{1} << 31); },
+          {"prepare: ", "at least 0 tokens and at most 2147483647", "2147483648", "Reserve"});
+  rejects([&] { cpu->allocate(std::numeric_limits<std::size_t>::max()); },
+          {"tensor: ", "extents >= 0 that fit memory", "", "Give smaller ones"});
+  rejects([] { make_cpu_backend(5000); },
+          {"cpu backend: ", "0 (all cores) or a number of threads up to 4096", "5000", "Give 0"});
+}
+
+TEST(GraphErrors, OperandsOfAttentionAndRope) {
+  Graph g;
+  const Tensor q = g.tile("q", 8), ids = g.tile("ids", 8, DType::i32), list = g.list("cu_seqlens");
+  rejects([&] { attention(ids, q, q, list, 2, 2, 4, 1.0); },
+          {"opaque: ", "floating-point numbers as operand 1", "tile [M, 8]", "Integers"});
+  rejects([&] { attention(q, q, q, list, 2, 2, 4, std::nan("")); },
+          {"attention: scale: ", "a finite number", "nan", "1 / sqrt(head_dim)"});
+  rejects([&] { rotate(q, g.col("p", DType::i32), g.row("f", 4, DType::i32), Pairs::halves(4)); },
+          {"rotate: ", "floating-point numbers as operand 3", "tile [M, 8], col [M], row [4]",
+           "Integers"});
 }
 
 TEST(BackendErrors, NoPlan) {

@@ -144,10 +144,11 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(int threads, CpuGemm gemm) {
-  if (threads < 0)
+  constexpr int kMostThreads = 4096;
+  if (threads < 0 || threads > kMostThreads)
     throw_error<UsageError>(
-        "cpu backend: expected 0 (all cores) or a number of threads, got {}. Give 0 or more.",
-        threads);
+        "cpu backend: expected 0 (all cores) or a number of threads up to {}, got {}. Give 0.",
+        kMostThreads, threads);
   cpu::cap_instruction_sets();
   return std::make_unique<CpuBackend>(threads, gemm);
 }

@@ -3,7 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
+
+#include "base/check.h"
 
 namespace coda::cpu {
 namespace {
@@ -19,10 +22,20 @@ int usable_cores() {
 
 ThreadPool::ThreadPool(int threads) : threads_(threads > 0 ? threads : usable_cores()) {
   workers_.reserve(static_cast<std::size_t>(threads_ - 1));
-  for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { loop(t); });
+  try {
+    for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { loop(t); });
+  } catch (const std::system_error& e) {
+    const std::size_t started = workers_.size() + 1;
+    stop();
+    throw_error<BackendError>(
+        "cpu: cannot start more than {} of {} threads: {}. Ask for fewer (--threads).", started,
+        threads_, e.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_ = true;
   round_.fetch_add(1);
   round_.notify_all();

@@ -16,7 +16,7 @@ namespace coda::cpu {
 class ThreadPool {
  public:
   /// threads 0: one for each core that this process may use. The caller of parallel_for is one of
-  /// them.
+  /// them. Throws BackendError if the system gives no more threads.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -40,6 +40,7 @@ class ThreadPool {
   void run(std::int64_t count, void* context, Call call);
   void work(int thread);
   void loop(int thread);
+  void stop();
 
   int threads_ = 1;
   std::vector<std::thread> workers_;

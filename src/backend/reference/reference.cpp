@@ -127,8 +127,9 @@ class ProgramRun {
 class ReferenceSession final : public Session {
  public:
   ReferenceSession(std::shared_ptr<const Plan> plan, std::int64_t max_tokens, DType compute)
-      : bindings_(std::move(plan), max_tokens,
-                  {.widen = compute == DType::f64, .reuse = false, .poison = true}),
+      : bindings_(
+            std::move(plan), max_tokens,
+            {.widen = compute == DType::f64, .reuse = false, .holds_f64 = true, .poison = true}),
         precision_{.f32 = compute == DType::f32} {}
 
   void bind(std::string_view name, const TensorView& view) override { bindings_.bind(name, view); }
