@@ -79,6 +79,24 @@ void copy_panel(char* y, std::span<const TensorView> blocks, Range rows, Range c
   std::memset(y, 0, static_cast<std::size_t>(rows.padded - rows.count) * (bytes + rest));
 }
 
+/// The same matrix where it lies, if it lies there densely and in full; else its copy at y.
+const char* panel_of(char* y, std::span<const TensorView> blocks, Range rows, Range cols) {
+  i64 first = rows.first;
+  for (const TensorView& block : blocks) {
+    if (first >= block.rows) {
+      first -= block.rows;
+      continue;
+    }
+    const bool dense = block.stride == cols.padded && cols.first == 0;
+    const bool full = rows.count == rows.padded && cols.count == cols.padded;
+    if (!dense || !full || first + rows.count > block.rows) break;
+    return static_cast<const char*>(block.data) +
+           first * block.stride * static_cast<i64>(size_of(block.dtype));
+  }
+  copy_panel(y, blocks, rows, cols);
+  return y;
+}
+
 bool has(dnnl::cpu_isa isa) {
   const auto bits = static_cast<unsigned>(isa);
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
@@ -217,30 +235,28 @@ void OneDnnGemm::multiply(const Factors& factors, i64 row, i64 rows,
     for (i64 k = 0; k < factors.k;) {
       const i64 depth = kernels_->depth_of(factors.k - k);
       const Range along_k{k, std::min(depth, factors.k - k), depth};
+      const char* parts_of_a[kMaxRows / OneDnnGemm::kRowStep] = {};
       for_heights([&](i64 r, i64 height) {
         const Range part{row + r, std::min(height, rows - r), height};
         char* y = panel_a + r * depth * size;
-        if (factors.transpose_a)
-          copy_panel(y, {&factors.a, 1}, along_k, part);
-        else
-          copy_panel(y, {&factors.a, 1}, part, along_k);
+        parts_of_a[r / kRowStep] = factors.transpose_a
+                                       ? panel_of(y, {&factors.a, 1}, along_k, part)
+                                       : panel_of(y, {&factors.a, 1}, part, along_k);
       });
       for (const TileBlock& block : blocks) {
         const Range part{block.col, block.n, block.stride};
-        if (factors.transpose_b)
-          copy_panel(panel_b, factors.b, part, along_k);
-        else
-          copy_panel(panel_b, factors.b, along_k, part);
+        const char* b = factors.transpose_b ? panel_of(panel_b, factors.b, part, along_k)
+                                            : panel_of(panel_b, factors.b, along_k, part);
         for_heights([&](i64 r, i64 height) {
           const Kernel& kernel = kernels_->find(height, depth, block.stride);
-          const auto memory = [](const dnnl::memory::desc& desc, void* data) {
-            return dnnl::memory(desc, engine(), data);
+          const auto memory = [](const dnnl::memory::desc& desc, const void* data) {
+            return dnnl::memory(desc, engine(), const_cast<void*>(data));
           };
-          kernel.multiply.execute(stream,
-                                  {{DNNL_ARG_SRC, memory(kernel.a, panel_a + r * depth * size)},
-                                   {DNNL_ARG_WEIGHTS, memory(kernel.b, panel_b)},
-                                   {DNNL_ARG_DST, memory(kernel.c, block.c + r * block.stride)},
-                                   {DNNL_ARG_SCRATCHPAD, memory(kernel.scratch, workspace)}});
+          kernel.multiply.execute(
+              stream, {{DNNL_ARG_SRC, memory(kernel.a, parts_of_a[r / kRowStep])},
+                       {DNNL_ARG_WEIGHTS, memory(kernel.b, b)},
+                       {DNNL_ARG_DST, memory(kernel.c, block.c + r * block.stride)},
+                       {DNNL_ARG_SCRATCHPAD, memory(kernel.scratch, workspace)}});
         });
       }
       k += along_k.count;

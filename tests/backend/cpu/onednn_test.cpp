@@ -47,6 +47,30 @@ TEST(CpuOneDnn, StoresAccAtRaggedSizesInEveryLayout) {
   }
 }
 
+// Panels are read where they lie unless a stride, a seam or an edge is in the way.
+TEST(CpuOneDnn, DensePanelsGiveWhatCopiesGive) {
+  for (const DType dtype : types()) {
+    for (const auto& blocks : {std::vector<i64>{256}, {128, 128}, {1536, 256}}) {
+      i64 n = 0;
+      for (const i64 rows : blocks) n += rows;
+      Make nt("dense_nt", Form::gemm, n);
+      nt.store("y", nt.gemm_nt(256, blocks, dtype));
+      Make nn("dense_nn", Form::gemm, 256);
+      nn.store("y", nn.gemm_nn(blocks, dtype));
+      Make tn("dense_tn", Form::gemm, 256);
+      tn.store("y", tn.gemm_tn(n, dtype));
+      for (const i64 m : {512, 545}) {
+        for (const bool strided : {false, true}) {
+          RunOptions options;
+          options.tokens = m;
+          options.strided = strided;
+          for (const Make* make : {&nt, &nn, &tn}) check(*make, options);
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuOneDnn, ManyTilesOfOneProductDoNotDependOnThreads) {
   for (const DType dtype : types()) {
     Make make("many_tiles", Form::gemm, 1536);
