@@ -1,7 +1,7 @@
 // Products of tiles by oneDNN, behind the contract of multiply_tile (gemm.h). Primitives for the
-// tile shapes of one program are made at prepare(). They read operand panels, K block by K block,
-// where they lie if that is densely, else copied into dense scratch, zeros past the edges; they
-// add to fp32 accumulators.
+// tile shapes of one program are made at prepare(). They read operand panels, K block by K block:
+// where they lie if they are dense there, else copied into dense scratch with zeros past the
+// edges. They add to fp32 accumulators.
 //
 // Each call runs on the calling thread alone, whatever OpenMP would do. oneDNN allocates a few
 // small objects at every call (its list of arguments), and its kernels for AVX2 their packing
