@@ -1,6 +1,7 @@
 // The one interface of all backends. A Session holds a plan's memory; a run allocates nothing. A
 // backend also owns the memory that sessions are bound to: plain memory on a host, the GPU's on a
-// device. Work of one backend (copies, runs, updates) happens in the order of the calls.
+// device. Work of one backend (copies, runs, updates) happens in the order of the calls; one thread
+// at a time may call a backend and its sessions.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +19,32 @@ namespace coda {
 
 enum class Phase : std::uint8_t { forward, backward };
 
+/// A plan made ready to run. Its backend must outlive it.
 class Session {
  public:
   virtual ~Session() = default;
 
-  /// Binds memory to an input or output of the plan. Throws UsageError for an unknown name, a wrong
-  /// dtype or extent (tokens are checked at run). The memory must outlive the runs.
+  /// Binds memory of the backend to an input or output of the plan, until it is bound anew; the
+  /// view is copied, the memory must outlive the runs. The dtype is what the plan says (the f64
+  /// reference also takes f64), extents: tile [M, cols] and weight [rows, cols] with any stride >=
+  /// cols, col [M, 1] with stride 1, row [1, cols], scalar [1, 1], list a contiguous [n, 1] or
+  /// [1, n] with n >= 1. Throws UsageError for an unknown name, another dtype or extent, or null
+  /// (M is checked at run).
   virtual void bind(std::string_view name, const TensorView& view) = 0;
 
-  /// Runs a phase on M = tokens rows. Throws UsageError if tokens is above what was reserved, if
-  /// something is not bound or has other than M rows, or for targets or ids out of range, before
-  /// anything is written. On a device the work is only enqueued, and what targets, ids and
-  /// positions hold is found out there: their rows become NaN and Backend::synchronize throws.
+  /// Runs a phase on M = tokens rows, 0 or more: reads the inputs, writes the outputs of that phase
+  /// and nothing else (cached_attention also its caches). Throws UsageError if tokens is above what
+  /// was reserved, if something that the phase uses is not bound or has other than M rows, if an
+  /// output shares memory with anything else, for a backward that no forward of as many rows came
+  /// before, or for targets, ids, positions or offsets out of range, before anything is written.
+  /// The same inputs give the same bits, whatever ran before. On a device the work is only
+  /// enqueued, and what targets, ids and positions hold is found out there: their rows become NaN
+  /// and Backend::synchronize throws.
   virtual void run(Phase phase, std::int64_t tokens) = 0;
 
   /// What a plan-owned buffer holds after a run; for tests and `coda explain`. Memory of the
-  /// backend's.
+  /// backend's, good until the next run; buffers share it, so that scratch may hold another's
+  /// values. Throws UsageError for an unknown name.
   virtual TensorView buffer(std::string_view name) const = 0;
 
   /// Seconds spent in each of the phase's steps in all runs so far; empty where nobody measures.
@@ -75,7 +86,10 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
-  /// Allocates all that runs of up to max_tokens rows need.
+  /// Allocates all that runs of up to max_tokens rows need: 0 to 2^31 - 1. The plan is what
+  /// compile() returned, or one that verify() accepts; it is kept alive. Throws UsageError for
+  /// null, f64 outside the reference backend, an opaque node that has_kernel denies, or rows that
+  /// cannot fit, BackendError if there is no such memory.
   virtual std::unique_ptr<Session> prepare(std::shared_ptr<const Plan> plan,
                                            std::int64_t max_tokens) = 0;
 
@@ -83,7 +97,8 @@ class Backend {
 
   /// Can the host read and write this backend's memory?
   virtual bool on_host() const { return true; }
-  /// Memory of zeros, aligned to 64 bytes at least; given back with the last copy of the pointer.
+  /// Memory of zeros, aligned to 64 bytes at least; given back with the last copy of the pointer,
+  /// before the backend goes. Throws Error if there is none.
   virtual std::shared_ptr<void> allocate(std::size_t bytes);
   /// Between host memory and the backend's. upload may return before the copy is made, but `from`
   /// may be changed then; download waits for all work before it, as synchronize does.
@@ -95,7 +110,8 @@ class Backend {
   virtual void synchronize() {}
 
   /// Calls body(index) for every index in [0, count), on the host, shared out over the threads of
-  /// the backend if it has some. A piece of work must not depend on which thread does it or when.
+  /// the backend if it has some; returns when all are done, and throws what a body threw first. A
+  /// piece of work must not depend on which thread does it or when, and may not call the backend.
   virtual void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
   /// Null on a host, where the caller computes.
@@ -104,7 +120,7 @@ class Backend {
 
 /// The scalar evaluator that defines every op; compute is f64 or f32. With f64, buffers that the
 /// plan owns are f64, inputs and outputs may be bound as f64 whatever the plan says, and casts do
-/// nothing: math without rounding. With f32, casts round.
+/// nothing: math without rounding. With f32, casts round. Throws UsageError for another compute.
 std::unique_ptr<Backend> make_reference_backend(DType compute);
 
 /// What multiplies matrices on the CPU. `automatic` is oneDNN for operands of a 16-bit type that
@@ -113,8 +129,9 @@ std::unique_ptr<Backend> make_reference_backend(DType compute);
 /// coda's own kernel. `from_environment` reads CODA_CPU_GEMM: auto (or unset), builtin, onednn.
 enum class CpuGemm : std::uint8_t { from_environment, automatic, builtin, onednn };
 
-/// oneDNN + Highway. threads 0: all cores. The result does not depend on it. Throws UsageError for
-/// an unknown CODA_CPU_GEMM.
+/// oneDNN + Highway. threads: up to 4096, 0 for all cores that this process may use. The result
+/// does not depend on it. Throws UsageError for another number or an unknown CODA_CPU_GEMM or
+/// CODA_CPU, BackendError if the system gives no such threads.
 std::unique_ptr<Backend> make_cpu_backend(int threads = 0,
                                           CpuGemm gemm = CpuGemm::from_environment);
 

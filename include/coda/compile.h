@@ -11,8 +11,10 @@
 
 namespace coda {
 
-/// A value the caller wants in memory, under a name. A cotangent (an input of the graph, or the
-/// constant 1 for a scalar) makes it a root of the backward phase.
+/// A value the caller wants in memory, under a name (letters, digits, '_' and '.') that is no
+/// input's. A cotangent (an input of the graph with the kind and extents of the value, or a
+/// constant for a scalar) makes it a root of the backward phase. Tiles are stored in
+/// CompileOptions::output_dtype, all else in f32.
 struct Output {
   std::string name;
   Tensor value;
@@ -22,17 +24,19 @@ struct Output {
 
 struct CompileRequest {
   std::vector<Output> outputs;
-  /// Inputs whose gradients are wanted; stored as "d_" + input name. That of an input which no
-  /// output depends on is stored as zeros. Empty: a plan without a backward phase, which stores
-  /// (and rounds) only what forward itself needs.
+  /// Inputs of floats, each once, whose gradients are wanted; stored as "d_" + input name with the
+  /// extents of the input. That of an input which no output depends on is stored as zeros. Empty: a
+  /// plan without a backward phase, which stores (and rounds) only what forward itself needs.
   std::vector<Tensor> wrt;
 };
 
 struct CompileOptions {
-  DType dtype = DType::f32;         ///< of tiles that the plan materialises
-  DType output_dtype = DType::f32;  ///< of tile outputs and tile gradients
-  DType weight_grad_dtype = DType::f32;
-  bool accumulate_weight_grads = false;  ///< d_weight and d_row outputs are added to (f32)
+  // f32, bf16 or f16; programs compute in fp32 whatever they load and store.
+  DType dtype = DType::f32;              ///< of tiles that the plan materialises
+  DType output_dtype = DType::f32;       ///< of tile outputs and tile gradients
+  DType weight_grad_dtype = DType::f32;  ///< of gradients of weights and row vectors
+  /// Those are added to what their memory holds, which must be f32, not written over.
+  bool accumulate_weight_grads = false;
   // Passes, each can be switched off (tests compile every combination).
   bool defer = true;
   bool merge = true;
@@ -40,15 +44,18 @@ struct CompileOptions {
   bool fuse = true;  ///< false: every operation is a program of its own
   /// Price of a byte held between forward and backward, in bytes moved: 0 saves
   /// whatever is cheaper to re-read, 1.5 re-emits y1 and x*w. memory_budget overrides it when > 0:
-  /// the smallest price whose plan holds at most that many bytes at budget_tokens.
+  /// the smallest price (up to 16) whose plan holds at most that many bytes at budget_tokens, or
+  /// what holds least of those tried. Finite, 0 or more.
   double held_price = 0;
   double memory_budget = 0;
-  std::int64_t budget_tokens = 16384;  ///< M at which bytes are compared
+  std::int64_t budget_tokens = 16384;  ///< M at which bytes are compared, 0 or more
   bool search = true;                  ///< R7: hill climbing on the saved set
 };
 
-/// Throws UsageError for a request that makes no sense (a cotangent of another type, wrt that is
-/// not an input, duplicate names). The plan returned has been verified.
+/// Adds nodes to the graph, and needs it no longer when it returns. Throws UsageError for a request
+/// that makes no sense (Tensors of another graph, a cotangent of another type, wrt that is not an
+/// input of floats, duplicate names, nothing to store), options out of range, or a gradient through
+/// an op without derivative. The plan returned has been verified; several sessions may share it.
 std::shared_ptr<const Plan> compile(Graph& graph, const CompileRequest& request,
                                     const CompileOptions& options);
 

@@ -42,6 +42,19 @@ void check_extent(std::string_view name, std::string_view what, std::int64_t ext
 
 }  // namespace
 
+Graph& Tensor::graph() const {
+  if (graph_ != nullptr) return *graph_;
+  throw_error<UsageError>(
+      "Tensor::graph: expected a value of a Graph, got an empty Tensor. Make it with a function of "
+      "the Graph.");
+}
+
+void Graph::no_node(NodeId id) const {
+  throw_error<UsageError>(
+      "Graph::node: expected an id in [0, {}), got {}. Ids are those of Tensors of this Graph.",
+      size(), id);
+}
+
 Type Tensor::type() const {
   if (graph_ == nullptr) {
     throw_error<UsageError>(

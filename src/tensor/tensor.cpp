@@ -60,6 +60,15 @@ std::size_t checked(const char* where, std::int64_t index, std::int64_t size) {
 
 }  // namespace
 
+void HostTensor::check_element(std::size_t bytes) const {
+  if (bytes == size_of(dtype_)) return;
+  throw_error<UsageError>(
+      "HostTensor::as: expected a type of {} bytes, as {} is stored in, got one of {}. bf16 and "
+      "f16 "
+      "are stored as std::uint16_t.",
+      size_of(dtype_), name_of(dtype_), bytes);
+}
+
 double HostTensor::get(std::int64_t index) const {
   const std::size_t i = checked("get", index, data_ ? size() : 0);
   switch (dtype_) {

@@ -22,6 +22,12 @@ TEST(GraphErrors, EmptyTensors) {
   const Tensor x = g.tile("x", 4);
   rejects([] { Tensor().type(); },
           {"Tensor::type: ", "a value of a Graph", "an empty Tensor", "Make it"});
+  rejects([] { Tensor().graph(); },
+          {"Tensor::graph: ", "a value of a Graph", "an empty Tensor", "Make it"});
+  for (const NodeId id : {kNoNode, NodeId{1}, NodeId{99}}) {
+    rejects([&] { g.at(id); }, {"Graph::node: ", "an id in [0, 1)", std::to_string(id), "Ids are"});
+    rejects([&] { g.node(id); }, {"Graph::node: ", "an id in [0, 1)", std::to_string(id), ""});
+  }
   rejects([] { exp(Tensor()); }, {"exp: ", "a value of a Graph", "an empty Tensor", "Make it"});
   rejects([&] { g.named(Tensor(), "y"); },
           {"Graph::named: y: ", "a Tensor of this Graph", "an empty one", "where it was made"});
@@ -159,7 +165,11 @@ TEST(TensorErrors, ElementsThatAreNotThere) {
   rejects([&] { t.get(-1); }, {"HostTensor::get: ", "an index in [0, 6)", "-1", ""});
   rejects([&] { t.set(6, 1.0); }, {"HostTensor::set: ", "an index in [0, 6)", "6", ""});
   rejects([] { HostTensor().get(0); }, {"HostTensor::get: ", "an index in [0, 0)", "0", ""});
+  rejects([&] { t.as<float>(); },
+          {"HostTensor::as: ", "a type of 2 bytes, as bf16", "one of 4", "std::uint16_t"});
+  EXPECT_EQ(t.as<std::uint16_t>().size(), 6u);
   const HostTensor taken = std::move(t);
+  EXPECT_TRUE(t.as<float>().empty());
   EXPECT_EQ(taken.get(5), 0);
   rejects([&] { t.get(0); }, {"HostTensor::get: ", "an index in [0, 0)", "0", ""});
   rejects([] { HostTensor(DType::f32, -1, 2); },
