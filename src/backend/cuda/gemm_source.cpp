@@ -111,11 +111,11 @@ KernelSource program_source(const std::string& name, const GemmConfig& config,
 }
 
 KernelSource plain_program_source(const std::string& name, const GemmConfig& config,
-                                  const GemmVariant& variant, DType b,
-                                  const std::string& epilogue) {
+                                  const GemmVariant& variant, DType b, const std::string& epilogue,
+                                  bool one_row) {
   KernelSource source;
-  source.name = fmt::format("{}_plain", name);
-  source.entry = "coda_plain_fragments";
+  source.name = fmt::format("{}_{}", name, one_row ? "one_row" : "plain");
+  source.entry = one_row ? "coda_one_row" : "coda_plain_fragments";
   source.shared_bytes = config.shared_bytes();
   source.text = prelude(config, variant, false);
   source.text +=
@@ -127,7 +127,8 @@ KernelSource plain_program_source(const std::string& name, const GemmConfig& con
       "constexpr int kMatricesB = kBlocksN * kPartsN * kPlainLists;\n}}\n",
       element_text(variant.operand), element_text(b), variant.blocks_k);
   source.text += "#line 1 \"epilogue\"\n" + epilogue;
-  source.text += device_text({"epilogue_plain.cuh"});
+  source.text +=
+      device_text({"plain_operands.cuh", one_row ? "epilogue_one_row.cuh" : "epilogue_plain.cuh"});
   return source;
 }
 

@@ -35,8 +35,11 @@ KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant);
 KernelSource program_source(const std::string& name, const GemmConfig& config,
                             const GemmVariant& variant, const std::string& epilogue);
 /// The plain kernel with a generated epilogue, one CTA a tile of `config`; operand B of type `b`.
+/// one_row: the kernel for a product of one row (device/epilogue_one_row.cuh), with the same
+/// parameters.
 KernelSource plain_program_source(const std::string& name, const GemmConfig& config,
-                                  const GemmVariant& variant, DType b, const std::string& epilogue);
+                                  const GemmVariant& variant, DType b, const std::string& epilogue,
+                                  bool one_row);
 
 /// The plain kernel. `sum`: f32 or f64 (then `output` is f64: the tests' reference).
 KernelSource plain_gemm_source(DType operand, DType output, bool accumulate, DType sum);

@@ -136,6 +136,14 @@ void add_gemms(std::vector<KernelReport>& kernels, const ProgramGemm& program,
     std::vector<MatrixBlock> b;
     const bool fits = program.operands(launch, run, shape, a, b);
     if (shape.m == 0) continue;
+    if (program.is_one_row(launch, run)) {
+      kernels.push_back(report_of(program.plain(launch, run)));
+      kernels.back().configuration =
+          "one row: a warp sums columns of its own, 16 bytes a lane at a time";
+      kernels.back().order =
+          fmt::format("K = {} by 32 lanes, each ascending, then as a tree", shape.k);
+      continue;
+    }
     if (fits) {
       kernels.push_back(mainloop_report(program, launch, run, shape, sm_count));
       continue;

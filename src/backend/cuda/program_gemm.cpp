@@ -216,11 +216,11 @@ KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig&
                         epilogue_text(*program_, plan_, launch, staged && !config.split_tail));
 }
 
-KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,
-                                       bool staged) const {
+KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired, bool staged,
+                                       bool one_row) const {
   return plain_program_source(program_->name, plain_config(launch), variant(launch, paired),
                               program_->operands[at(program_->gemm.b[0])].dtype,
-                              epilogue_text(*program_, plan_, launch, staged));
+                              epilogue_text(*program_, plan_, launch, staged), one_row);
 }
 
 namespace {
@@ -298,6 +298,24 @@ bool ProgramGemm::operands(const EpilogueLaunch& launch, const Run& run, GemmSha
   return fits && b.size() <= coda_device::kMaxBlocks;
 }
 
+bool ProgramGemm::may_be_one_row(const EpilogueLaunch& launch, const GemmShape& shape) {
+  constexpr i64 kWidest = 128;  // columns of a tile whose accumulators leave registers to load with
+  return shape.a == Major::k && shape.b == Major::k && shape.k > 0 && shape.k % 8 == 0 &&
+         plain_config(launch).tile_n <= kWidest;
+}
+
+bool ProgramGemm::is_one_row(const EpilogueLaunch& launch, const Run& run) const {
+  GemmShape shape;
+  MatrixBlock a;
+  std::vector<MatrixBlock> b;
+  operands(launch, run, shape, a, b);
+  if (shape.m != 1 || !may_be_one_row(launch, shape)) return false;
+  const auto in_pieces = [](const MatrixBlock& block) {
+    return block.pointer % 16 == 0 && (block.rows <= 1 || block.stride % 8 == 0);
+  };
+  return in_pieces(a) && std::all_of(b.begin(), b.end(), in_pieces);
+}
+
 ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) const {
   GemmShape shape;
   MatrixBlock a;
@@ -343,7 +361,8 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) c
   put(schedule_bytes, schedule);
 
   ProgramLaunch made;
-  made.source = plain_source(launch, paired(run), staged(run));
+  const bool one_row = is_one_row(launch, run);
+  made.source = plain_source(launch, paired(run), staged(run), one_row);
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
   made.block = 256;
   made.parameters = {matrices, epilogue_parameters(launch, run, staged(run)), schedule_bytes};

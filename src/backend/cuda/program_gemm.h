@@ -56,8 +56,13 @@ class ProgramGemm {
 
   /// The stages of the vector kernel.
   std::vector<ProgramLaunch> vectors(const Run& run) const;
-  /// A launch of the plan on the plain kernel.
+  /// A launch of the plan on the plain kernel, or on that of one row if is_one_row.
   ProgramLaunch plain(const EpilogueLaunch& launch, const Run& run) const;
+  /// One row times a K-major B whose rows can be read in pieces of 16 bytes: bound by reading B,
+  /// which the mainloop's few large tiles cannot do at full speed.
+  bool is_one_row(const EpilogueLaunch& launch, const Run& run) const;
+  /// What a launch's shape says of that, before anything is bound.
+  static bool may_be_one_row(const EpilogueLaunch& launch, const GemmShape& shape);
 
   /// The operands of the mainloop for a launch, block by block and part by part; false if TMA
   /// cannot read one of them.
@@ -80,8 +85,8 @@ class ProgramGemm {
                            int sm_count) const;
   KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired = true,
                       bool staged = true) const;
-  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true,
-                            bool staged = true) const;
+  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true, bool staged = true,
+                            bool one_row = false) const;
   std::vector<std::byte> epilogue_parameters(const EpilogueLaunch& launch, const Run& run,
                                              bool staged) const;
 

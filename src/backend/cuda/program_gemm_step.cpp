@@ -21,6 +21,9 @@ std::vector<std::byte> bytes_of(const T& value) {
   return {first, first + sizeof(T)};
 }
 
+/// Sessions of so few rows continue sequences, mostly one token at a time.
+constexpr i64 kFewRows = 256;
+
 class ProgramGemmKernel : public StepKernel {
  public:
   ProgramGemmKernel(std::shared_ptr<const Program> program, const StepContext& context)
@@ -33,6 +36,10 @@ class ProgramGemmKernel : public StepKernel {
       sources.push_back(vectors_source(program_.program(), program_.plan()));
     for (const EpilogueLaunch& launch : program_.plan().launches) {
       GemmShape shape = program_.shape(launch, context_.max_tokens);
+      if (shape.m > 0 && shape.m <= kFewRows && ProgramGemm::may_be_one_row(launch, shape)) {
+        sources.push_back(program_.plain_source(launch, true, true, true));
+        if (shape.m == 1) continue;
+      }
       if (shape.operand == DType::f32 || shape.m == 0 || shape.k == 0) {
         sources.push_back(program_.plain_source(launch));
       } else {
@@ -74,7 +81,7 @@ class ProgramGemmKernel : public StepKernel {
       std::vector<MatrixBlock> b;
       const bool fits = program.operands(launch, run, shape, a, b);
       if (shape.m == 0) continue;
-      if (fits) {
+      if (fits && !program.is_one_row(launch, run)) {
         add(mainloop(program, launch, run, shape, a, b));
       } else {
         add(program.plain(launch, run));

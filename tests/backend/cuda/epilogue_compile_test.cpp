@@ -97,6 +97,18 @@ TEST(EpilogueCompile, EveryConfigurationWithTheHeaviestEpilogue) {
   expect_compile(sources);
 }
 
+TEST(EpilogueCompile, OneRowOfEveryForwardProgram) {
+  if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
+  std::vector<KernelSource> sources;
+  for (const ProgramGemm& program : programs()) {
+    for (const EpilogueLaunch& launch : program.plan().launches)
+      if (ProgramGemm::may_be_one_row(launch, program.shape(launch, 1)))
+        sources.push_back(program.plain_source(launch, true, true, true));
+  }
+  EXPECT_GE(sources.size(), 5u);
+  expect_compile(sources);
+}
+
 /// Three sums of columns a tile fit in no large one; there must be a configuration all the same.
 TEST(EpilogueCompile, EveryProgramOfAParallelBlockHasAConfiguration) {
   coda::Graph graph;

@@ -16,8 +16,11 @@ cuda::HostKernels& host_kernels() {
   return kernels;
 }
 
+int one_row_launches = 0;
+
 void launch_on_host(const cuda::ProgramLaunch& launch) {
   if (launch.grid == 0) return;
+  one_row_launches += launch.source.entry == "coda_one_row" ? 1 : 0;
   std::vector<const void*> arguments;
   for (const auto& parameter : launch.parameters) arguments.push_back(parameter.data());
   host_kernels().get(launch.source).launch(launch.grid, launch.block, arguments);
@@ -279,6 +282,15 @@ TEST(EpilogueHost, EveryProgramOfALlamaLayer) {
 }
 
 TEST(EpilogueHost, EveryProgramOfALlamaHead) { check_block(true, DType::bf16, 150); }
+
+TEST(EpilogueHost, EveryProgramOfOneRow) {
+  one_row_launches = 0;
+  check_block(false, DType::bf16, 1);
+  EXPECT_GE(one_row_launches, 4);  // after attention; gate and up; down; q, k and v
+  one_row_launches = 0;
+  check_block(true, DType::f32, 1);
+  EXPECT_GE(one_row_launches, 2);  // down; logits
+}
 
 }  // namespace
 }  // namespace coda::testing

@@ -116,6 +116,7 @@ TEST_F(CudaPlan, SmallHead) {
   const blocks::Sizes odd{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
   const Build build = blocks::head;
   check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
+  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 1), terms_of(DType::bf16));
   check_plan(block_plan(build, odd, DType::bf16, 0), rows_of(odd, 70), terms_of(DType::bf16));
 }
 TEST_F(CudaPlan, ParallelBlock) { check_block(blocks::parallel_block, false); }

@@ -1,16 +1,9 @@
 // The plain kernel that runs a generated epilogue: any strides, any types, any alignment, on the
 // ordinary arithmetic units. It fills the accumulators in the fragment layout of wgmma (ring.cuh), so
 // the epilogue is the same text as behind the fast mainloop. One CTA a tile; consumer threads only.
-// The prelude defines InputA, InputB and kMatricesB = blocks of columns * kPartsN * kPlainLists.
 #pragma once
 
 namespace coda_device {
-
-struct PlainFragmentParams {
-  PlainOperand a;                ///< rows of the product by k
-  PlainOperand b[kMatricesB];    ///< columns of the product by k: [block][part][list along k]
-  int k_first[kPlainLists + 1];  ///< where each matrix of the list begins along k
-};
 
 constexpr int kPlainDepth = 32;   // k a step; also the length of a partial sum (see plain_gemm.cuh)
 constexpr int kPlainThreads = kPingPong ? 128 : 256;
