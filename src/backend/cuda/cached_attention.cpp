@@ -14,9 +14,9 @@ using coda_device::CachedAttentionParams;
 using coda_device::CacheRows;
 using coda_device::kCacheQueries;
 using coda_device::kCacheStep;
+using coda_device::kMostParts;
 
-constexpr std::int64_t kPiece = 8;        ///< elements that a lane loads at once, where aligned
-constexpr std::int64_t kMostSplits = 64;  ///< parts of the keys
+constexpr std::int64_t kPiece = 8;  ///< elements that a lane loads at once, where aligned
 /// CTAs that keep a GPU busy; a constant, since bits follow from it.
 constexpr std::int64_t kWantedCtas = 512;
 
@@ -31,7 +31,7 @@ struct Blocks {
         column_parts((attrs.period + coda_device::kCacheColumns - 1) / coda_device::kCacheColumns),
         splits(std::clamp<std::int64_t>(
             kWantedCtas / std::max<std::int64_t>(heads_of_slots * column_parts, 1), 1,
-            std::min(kMostSplits, (attrs.hi + kCacheStep - 1) / kCacheStep))) {}
+            std::min<std::int64_t>(kMostParts, (attrs.hi + kCacheStep - 1) / kCacheStep))) {}
 };
 
 std::int64_t count_of(const TensorView& list) { return list.rows * list.cols; }

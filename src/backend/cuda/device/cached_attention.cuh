@@ -20,6 +20,7 @@ constexpr int kSlices = kHeadSlices < kMostSlices ? kHeadSlices : kMostSlices;  
 constexpr int kCtaColumns = kSlices * kSlice;
 constexpr int kColumnParts = (kHeadSlices + kSlices - 1) / kSlices;
 constexpr int kCacheWarps = kCacheThreads / 32;
+constexpr int kPartLanes = kMostParts / 32;  // parts of the keys that a lane of the sums has
 static_assert(kCacheStep == kCacheThreads / kKeyLanes * kKeysAtOnce, "a step is one turn of all");
 
 /// Rows [begin, end) of a sequence in this run, and what the cache has of it.
@@ -100,6 +101,11 @@ struct CachedRows {
     } else {
       load_chunk<Element>(own.pointer, (own_first + t - past) * own.stride + column + c, x);
     }
+  }
+  CODA_DEVICE void load_keys(long long key, long long end, int c,
+                             float (&x)[kKeysAtOnce][kPiece]) const {
+#pragma unroll
+    for (int u = 0; u < kKeysAtOnce; ++u) load(key + u, c, key + u < end, x[u]);
   }
 };
 
@@ -187,8 +193,7 @@ CODA_DEVICE void score_keys(const float (&q)[kCacheQueries][kHeadSlices * kSlice
   for (int i = 0; i < kHeadSlices; ++i) {
     const int c = i * kSlice + piece;
     float k[kKeysAtOnce][kPiece];
-#pragma unroll
-    for (int u = 0; u < kKeysAtOnce; ++u) keys.load(key + u, c, key + u < end, k[u]);
+    keys.load_keys(key, end, c, k);
 #pragma unroll
     for (int r = 0; r < kCacheQueries; ++r) {
 #pragma unroll
@@ -299,17 +304,16 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
   RunningQueries sums;
   for (long long step = part_first; step < part_end; step += kCacheStep) {
     const long long key = step + static_cast<int>(threadIdx.x) / kKeyLanes * kKeysAtOnce;
+    // The first values are on their way while the scores are made.
+    float v[kKeysAtOnce][kPiece];
+    values.load_keys(key, part_end, first_column + piece, v);
     float weights[kCacheQueries][kKeysAtOnce];
     score_keys(shared.q, keys, key, part_end, p.scale, seen, weights);
 #pragma unroll
     for (int r = 0; r < kCacheQueries; ++r) sums.weigh(r, weights[r]);
 #pragma unroll
     for (int i = 0; i < kSlices; ++i) {
-      float v[kKeysAtOnce][kPiece];
-#pragma unroll
-      for (int u = 0; u < kKeysAtOnce; ++u) {
-        values.load(key + u, first_column + i * kSlice + piece, key + u < part_end, v[u]);
-      }
+      if (i > 0) values.load_keys(key, part_end, first_column + i * kSlice + piece, v);
 #pragma unroll
       for (int r = 0; r < kCacheQueries; ++r) {
 #pragma unroll
@@ -341,10 +345,42 @@ CODA_DEVICE bool lists_are_good(const CachedAttentionParams& p) {
   return good;
 }
 
+/// What each part of a query counts against the largest score of all, by a warp; returns the sum of
+/// their exponentials.
+CODA_DEVICE float part_factors(const CachedAttentionParams& p, long long at, int parts,
+                               float* factor) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float largest[kPartLanes], total[kPartLanes], most = -__int_as_float(0x7f800000), sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPartLanes; ++i) {
+    const int part = lane + 32 * i;
+    const float* of = p.part_rows + 2 * (at + static_cast<long long>(kCacheQueries) * part);
+    largest[i] = part < parts ? of[0] : -__int_as_float(0x7f800000);
+    total[i] = part < parts ? of[1] : 0.0f;
+    most = fmaxf(most, largest[i]);
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, other));
+  }
+  const float origin = most == -__int_as_float(0x7f800000) ? 0.0f : most;
+#pragma unroll
+  for (int i = 0; i < kPartLanes; ++i) {
+    const float own = expf(largest[i] - origin);
+    factor[lane + 32 * i] = own;
+    sum += total[i] * own;
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+  __syncwarp();
+  return sum;
+}
+
 /// A warp has one query: its parts become a row of o. The first of a group appends the token's key
 /// and value to the cache, which nobody reads behind `past`.
 extern "C" __global__ void __launch_bounds__(kCacheThreads)
     coda_cached_attention_sums(const CachedAttentionParams p) {
+  __shared__ float factors[kCacheWarps][kMostParts];
   if (blockIdx.x == 0 && !lists_are_good(p)) *p.error_flag = 1;
   const int n_heads = p.kv_heads * p.group;
   const int query = static_cast<int>(blockIdx.x) * kCacheWarps + static_cast<int>(threadIdx.x) / 32;
@@ -367,22 +403,13 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
   const int parts = static_cast<int>((most + part_keys - 1) / part_keys);
   const long long slot = first_slot(p, s.index) + first / kCacheQueries;
   const long long at = (slot * p.kv_heads + kv_head) * p.splits * kCacheQueries + in_block;
-  const float* part_rows = p.part_rows + 2 * at;
-  float largest = part_rows[0];
-  for (int i = 1; i < parts; ++i) {
-    largest = fmaxf(largest, part_rows[2 * kCacheQueries * i]);
-  }
-  const float origin = largest == -__int_as_float(0x7f800000) ? 0.0f : largest;
-  float total = 0;
-  for (int i = 0; i < parts; ++i) {
-    const float* of = part_rows + 2 * kCacheQueries * i;
-    total += of[1] * expf(of[0] - origin);
-  }
+  float* const factor = factors[threadIdx.x / 32];
+  const float total = part_factors(p, at, parts, factor);
   for (int c = lane; c < kHeadDim; c += 32) {
     float sum = 0;
+#pragma unroll 16
     for (int i = 0; i < parts; ++i) {
-      const float factor = expf(part_rows[2 * kCacheQueries * i] - origin);
-      sum += p.part_o[(at + kCacheQueries * i) * kHeadDim + c] * factor;
+      sum += p.part_o[(at + kCacheQueries * i) * kHeadDim + c] * factor[i];
     }
     Element::store(p.o.pointer, to + c, sum / total);
   }

@@ -29,6 +29,7 @@ struct CachedAttentionParams {
 
 constexpr int kCacheQueries = 4;   ///< rows of a block: they share the keys they read
 constexpr int kCacheStep = 64;     ///< keys of a CTA's step; parts of the keys are multiples
+constexpr int kMostParts = 64;     ///< of the keys
 constexpr int kCacheColumns = 128; ///< of the result, that a CTA makes at most
 
 }  // namespace coda_device

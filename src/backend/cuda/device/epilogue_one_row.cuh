@@ -22,7 +22,7 @@ CODA_DEVICE void dot_columns(const PlainOperand& a, const PlainOperand& b, int r
     sum[c] = 0.0f;
     from[c] = min(row + c, b.rows - 1) * b.row;  // columns outside are cleared below
   }
-#pragma unroll 4
+#pragma unroll 8
   for (int k = lane * kRowPiece; k < b.columns; k += 32 * kRowPiece) {
     float x[kRowPiece], y[kColumnsAtOnce][kRowPiece];
     load_chunk<InputA>(a.pointer, k, x);
