@@ -34,7 +34,11 @@ void handle_signals() {
   sigaction(SIGPIPE, &action, nullptr);
   action.sa_handler = on_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    sigaction(signal, &action, &before);
+    if (signal != SIGTERM && before.sa_handler == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
   action.sa_handler = SIG_IGN;
   action.sa_flags = 0;
   sigaction(SIGXFSZ, &action, nullptr);

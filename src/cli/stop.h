@@ -8,8 +8,9 @@ namespace coda {
 /// While it lives, a run is being set up: files are read, and what is made of them has no name yet.
 /// A signal then says farewell and ends the process with exit code 0. Afterwards the first Ctrl-C,
 /// SIGTERM or hang-up of the terminal, and a reader of the output who leaves (`| head`), only make
-/// stop_asked() true; a second signal kills. A file that the limits of the process do not let grow
-/// is an error like a full disk, not the end of the process.
+/// stop_asked() true; a second signal kills. What the caller had the process ignore (a hang-up
+/// under nohup, Ctrl-C in the background of a script) stays ignored. A file that the limits of the
+/// process do not let grow is an error like a full disk, not the end of the process.
 class SettingUp {
  public:
   explicit SettingUp(std::string farewell);

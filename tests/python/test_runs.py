@@ -74,6 +74,19 @@ def test_a_signal_ends_a_run_that_resumes(coda, binary, data, tmp_path, which):
     assert state(run) == state(tmp_path / "whole")
 
 
+def test_nohup_keeps_a_run_going(binary, data, tmp_path):
+    run = tmp_path / "run"
+    process = begin(binary, data, run, "--steps", 1000000,
+                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # fmt: skip
+    process.send_signal(signal.SIGHUP)
+    seen = [json.loads(process.stdout.readline()) for _ in range(50)]
+    assert not any("done" in line for line in seen)
+    process.terminate()
+    out, error = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, error
+    assert json.loads(out.splitlines()[-1])["done"] is False
+
+
 def test_a_killed_run_loses_at_most_save_every(coda, binary, data, tmp_path):
     options = ["--steps", "40", "--save-every", "5"]
     done = coda("train", "--data", data, *TINY, *options, "--out", tmp_path / "whole")
