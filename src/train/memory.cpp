@@ -15,17 +15,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The least bound on memory of the groups (version 2) that this process is in; `most` without any.
+/// The least bound on memory of a control group and those above it, or `most`.
+double least_limit(const fs::path& root, const std::string& group, const char* file, double most) {
+  for (fs::path at = root / group; at.string().size() >= root.string().size();
+       at = at.parent_path()) {
+    std::ifstream text(at / file);
+    double limit = 0;  // of version 2 it may be "max"
+    if (text >> limit) most = std::min(most, limit);
+  }
+  return most;
+}
+
+/// Lines are "0::/path" of version 2 and "4:memory:/path" of version 1. Inside a container the path
+/// may be the host's: the folder above, which is then the container's own, is there.
 double least_group_limit(double most) {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;
-    const fs::path root = "/sys/fs/cgroup";
-    for (fs::path group = root / line.substr(4); group.string().size() >= root.string().size();
-         group = group.parent_path()) {
-      std::ifstream file(group / "memory.max");  // a number or "max"
-      double limit = 0;
-      if (file >> limit) most = std::min(most, limit);
+    const std::size_t path = line.find(":/") + 2;
+    if (line.starts_with("0::/")) {
+      most = least_limit("/sys/fs/cgroup", line.substr(path), "memory.max", most);
+    } else if (line.find(":memory:/") != std::string::npos) {
+      most = least_limit("/sys/fs/cgroup/memory", line.substr(path), "memory.limit_in_bytes", most);
     }
   }
   return most;
