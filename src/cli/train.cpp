@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -81,6 +82,7 @@ struct TrainCommand {
   void report(Model& model, const TokenSplit& tokens, std::optional<double> known) const;
   std::string resume_command() const;
   std::string ways_on_from(const Diverged& stop) const;
+  [[noreturn]] void fail_with_way_on(const std::string& what) const;
   void say_stopped(std::int64_t done) const;
 
   std::set<std::string> asked_;   ///< options that a model from --model must agree with
@@ -295,6 +297,14 @@ std::string TrainCommand::ways_on_from(const Diverged& stop) const {
   return text;
 }
 
+/// Something outside the run failed.
+void TrainCommand::fail_with_way_on(const std::string& what) const {
+  throw_error<BackendError>(
+      "{}\n{} Once that is mended, continue with: {}", what,
+      has_checkpoint(out) ? "The last checkpoint is as it was." : "There is no checkpoint yet.",
+      resume_command());
+}
+
 /// A reader of standard output who left must not take the command that continues with him.
 void TrainCommand::say_stopped(std::int64_t done) const {
   const std::string command = resume_command();
@@ -369,10 +379,10 @@ void TrainCommand::train(Model& model, AdamW& optimizer, const TokenSplit& token
     throw Diverged(e.what() + ways_on_from(e), e.skipping());
   } catch (const BackendError& e) {
     progress.finish_line();
-    throw_error<BackendError>(
-        "{}\n{} Once that is mended, continue with: {}", e.what(),
-        has_checkpoint(out) ? "The last checkpoint is as it was." : "There is no checkpoint yet.",
-        resume_command());
+    fail_with_way_on(e.what());
+  } catch (const std::bad_alloc&) {
+    progress.finish_line();
+    fail_with_way_on("out of memory.");
   } catch (...) {
     progress.finish_line();
     throw;

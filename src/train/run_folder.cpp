@@ -91,8 +91,7 @@ LlamaConfig new_config(const TrainOptions& options, const Tokenizer& tokenizer) 
   if (parameter_count(c) > kMostWeights) {  // before check, which has names of config.json
     throw_error<UsageError>(
         "--d-model, --layers, --d-ff, --vocab: expected sizes of at most 2^40 weights together, "
-        "got "
-        "{}, {}, {} and {}.",
+        "got {}, {}, {} and {}.",
         c.hidden_size, c.num_hidden_layers, c.intermediate_size, c.vocab_size);
   }
   check(c, "model");
@@ -116,8 +115,7 @@ void check_new_run(const fs::path& folder) {
   if (fs::is_symlink(fs::symlink_status(path, unused)) && !fs::exists(path, unused)) {
     throw_error<UsageError>(
         "--out: {}: expected a new or empty folder, got a link to {}, which is not there. Make "
-        "that "
-        "folder, or remove the link.",
+        "that folder, or remove the link.",
         folder.string(), fs::read_symlink(path, unused).string());
   }
   if (!fs::exists(path, unused)) {
