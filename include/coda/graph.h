@@ -208,22 +208,31 @@ Tensor matmul_nt(Tensor a, Tensor b);  ///< a b^T: [M, k], [n, k] -> [M, n]
 Tensor matmul_nn(Tensor a, Tensor b);  ///< a b: [M, n], [n, k] -> [M, k]
 Tensor matmul_tn(Tensor a, Tensor b);  ///< a^T b: [M, n], [M, k] -> [n, k], a weight
 
+/// How attention differs from softmax over all keys up to the query.
+struct AttentionOptions {
+  /// Keys that a query sees: its own and those before it in its sequence, so many at most; 0: all.
+  std::int64_t window = 0;
+  /// A scaled score s counts as softcap * tanh(s / softcap); from 1e-30 to 1e30, or 0: as s.
+  double softcap = 0;
+};
+
 /// Grouped-query causal attention over packed sequences (opaque). q: [M, n_heads * head_dim];
 /// k, v: [M, n_kv_heads * head_dim], n_kv_heads divides n_heads; cu_seqlens: i32 list [B + 1], 0
 /// first, M last, never falling (else an error of the run). scale: finite, of the scores. -> [M,
 /// n_heads * head_dim].
 Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n_heads,
-                 std::int64_t n_kv_heads, std::int64_t head_dim, double scale);
+                 std::int64_t n_kv_heads, std::int64_t head_dim, double scale,
+                 AttentionOptions options = {});
 /// Attention to what earlier runs left in a cache (opaque, not differentiable). Of each sequence s,
 /// past[s] rows are in the cache; the rows of this run, cu_seqlens[s] to cu_seqlens[s + 1], go
-/// behind them, and each query sees every row before it and its own. A run *writes* its k and v to
+/// behind them, and each query sees the rows before it and its own. A run *writes* its k and v to
 /// cache_k and cache_v: weights [sequences * n_kv_heads * capacity, head_dim], where row
 /// (s * n_kv_heads + g) * capacity + t holds head g of row t of sequence s. past: i32 list, one
 /// entry a sequence. Nodes of one graph need caches of their own. -> [M, n_heads * head_dim].
 Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cache_v,
                         Tensor cu_seqlens, Tensor past, std::int64_t n_heads,
                         std::int64_t n_kv_heads, std::int64_t head_dim, std::int64_t capacity,
-                        double scale);
+                        double scale, AttentionOptions options = {});
 /// Rows of table [vocab, d] picked by token ids, i32 or i64 [M] (opaque) -> [M, d]. An id outside
 /// [0, vocab) is an error of the run.
 Tensor embedding(Tensor table, Tensor ids);

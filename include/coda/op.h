@@ -128,9 +128,11 @@ enum class Opaque : std::uint8_t {
 /// Everything an op needs besides its operands. Fields that an op does not use stay at default,
 /// so that equality of (op, operands, attrs) is equality of values (hash-consing, CSE).
 struct Attrs {
-  double value = 0;  ///< constant; attention: softmax scale
+  double value = 0;    ///< constant; attention: softmax scale
+  double softcap = 0;  ///< attention: AttentionOptions::softcap
   /// cols, rows: the range. broadcast: hi columns, lo rows (of a weight). repeat, fold: hi times.
-  /// pick, onehot: hi classes. opaque cached_attention: hi rows of a cache. matmul: unused.
+  /// pick, onehot: hi classes. opaque attention: lo is AttentionOptions::window; cached_attention:
+  /// hi rows of a cache. matmul: unused.
   std::int64_t lo = 0, hi = 0;
   /// Segments; halves (never the whole width: that is cols and cat_cols); rotate and unrotate, in
   /// both layouts: the head dimension = width of freq; opaque attention: head_dim.

@@ -31,14 +31,15 @@ double input_value(const Buffer& buffer, std::int64_t index, std::int64_t tokens
 }
 
 /// Causal attention over one sequence.
-CompileRequest attention_block(Graph& graph, const LlamaBlockSizes& sizes) {
+CompileRequest attention_block(Graph& graph, const LlamaBlockSizes& sizes,
+                               const AttentionOptions& options) {
   const LlamaBlockSizes s = complete(sizes);
   const std::int64_t heads = s.d_model / s.head_dim, kv_heads = s.n_kv_heads;
   const Tensor q = graph.tile("q", s.d_model, s.dtype);
   const Tensor k = graph.tile("k", kv_heads * s.head_dim, s.dtype);
   const Tensor v = graph.tile("v", kv_heads * s.head_dim, s.dtype);
   const Tensor o = attention(q, k, v, graph.list("cu_seqlens"), heads, kv_heads, s.head_dim,
-                             1.0 / std::sqrt(static_cast<double>(s.head_dim)));
+                             1.0 / std::sqrt(static_cast<double>(s.head_dim)), options);
   CompileRequest request;
   request.outputs = {{"o", o, graph.tile("d_o", s.d_model, s.dtype), true}};
   request.wrt = {q, k, v};
@@ -67,6 +68,8 @@ void BlockOptions::add_options(CLI::App& app) {
   option("Sizes", "--head-dim", sizes.head_dim, "Columns of an attention head");
   option("Sizes", "--kv-heads", sizes.n_kv_heads, "Key-value heads, 0: as many as heads");
   option("Sizes", "--vocab", sizes.vocab, "Vocabulary of the head");
+  option("Attention", "--window", attention.window, "Keys that a query sees, 0: all up to its own");
+  option("Attention", "--softcap", attention.softcap, "Bound of scores by tanh, 0: none");
   option("Compiler", "--dtype", dtype, "Memory type: f32, bf16 or f16");
   option("Compiler", "--held-price", held_price,
          "Price of a byte held for backward, in bytes moved; 1.5 recomputes what is cheap");
@@ -89,7 +92,7 @@ std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
   } else if (block == "llama-head") {
     request = llama_head_block(graph, with_dtype);
   } else if (block == "attention") {
-    request = attention_block(graph, with_dtype);
+    request = attention_block(graph, with_dtype, attention);
   } else {
     throw_error<UsageError>("block: expected llama-layer, llama-head or attention, got \"{}\".",
                             block);

@@ -16,6 +16,7 @@ namespace coda {
 struct BlockOptions {
   std::string block, dtype = "bf16";
   LlamaBlockSizes sizes;
+  AttentionOptions attention;  ///< of the block "attention"
   std::int64_t tokens = 16384;
   double held_price = 0.0;
 

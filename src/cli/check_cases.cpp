@@ -190,7 +190,13 @@ std::vector<CheckCase> op_cases() {
 std::vector<CheckCase> operator_cases() {
   const auto attend = [](CaseGraph& g) {
     const Tensor q = g.tile("q", 64), k = g.tile("k", 32), v = g.tile("v", 32);
-    g.output("o", attention(q, k, v, g.graph().list("cu_seqlens"), 4, 2, 16, 0.25));
+    const auto o = [&](AttentionOptions options) {
+      return attention(q, k, v, g.graph().list("cu_seqlens"), 4, 2, 16, 0.25, options);
+    };
+    g.output("o", o({}));
+    g.output("window", o({.window = 3}));
+    g.output("softcap", o({.softcap = 2}));
+    g.output("both", o({.window = 3, .softcap = 2}));
   };
   return {
       {"attention", attend},

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "coda/graph.h"
+#include "ops/opaque.h"
 
 namespace coda {
 namespace {
@@ -64,6 +65,29 @@ Attrs of_transposes(bool a, bool b) {
   Attrs attrs;
   attrs.transpose_a = a;
   attrs.transpose_b = b;
+  return attrs;
+}
+
+Attrs of_attention(Opaque opaque, std::int64_t n_heads, std::int64_t n_kv_heads,
+                   std::int64_t head_dim, double scale, const AttentionOptions& options) {
+  Attrs attrs;
+  const char* name = row_of(opaque).name.data();
+  if (options.window < 0) {
+    throw_error<UsageError>("{}: window: expected a number of keys, got {}. 0 is no window.", name,
+                            options.window);
+  }
+  if (options.softcap != 0 && !(options.softcap >= 1e-30 && options.softcap <= 1e30)) {
+    throw_error<UsageError>(
+        "{}: softcap: expected a number from 1e-30 to 1e30, got {}. 0 is no cap.", name,
+        options.softcap);
+  }
+  attrs.opaque = opaque;
+  attrs.value = finite_scale(name, scale);
+  attrs.softcap = options.softcap;
+  attrs.lo = options.window;
+  attrs.period = head_dim;
+  attrs.index = head_count(name, "n_heads", n_heads);
+  attrs.index2 = head_count(name, "n_kv_heads", n_kv_heads);
   return attrs;
 }
 
@@ -192,13 +216,10 @@ Tensor matmul_tn(Tensor a, Tensor b) {
 }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n_heads,
-                 std::int64_t n_kv_heads, std::int64_t head_dim, double scale) {
-  Attrs attrs;
-  attrs.opaque = Opaque::attention;
-  attrs.value = finite_scale("attention", scale);
-  attrs.period = head_dim;
-  attrs.index = head_count("attention", "n_heads", n_heads);
-  attrs.index2 = head_count("attention", "n_kv_heads", n_kv_heads);
+                 std::int64_t n_kv_heads, std::int64_t head_dim, double scale,
+                 AttentionOptions options) {
+  const Attrs attrs =
+      of_attention(Opaque::attention, n_heads, n_kv_heads, head_dim, scale, options);
   Graph& graph = graph_of(q, "attention");
   return graph.make(Op::proj, {graph.make(Op::opaque, {q, k, v, cu_seqlens}, attrs)});
 }
@@ -206,13 +227,9 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, std::int64_t n
 Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache_k, Tensor cache_v,
                         Tensor cu_seqlens, Tensor past, std::int64_t n_heads,
                         std::int64_t n_kv_heads, std::int64_t head_dim, std::int64_t capacity,
-                        double scale) {
-  Attrs attrs;
-  attrs.opaque = Opaque::cached_attention;
-  attrs.value = finite_scale("cached_attention", scale);
-  attrs.period = head_dim;
-  attrs.index = head_count("cached_attention", "n_heads", n_heads);
-  attrs.index2 = head_count("cached_attention", "n_kv_heads", n_kv_heads);
+                        double scale, AttentionOptions options) {
+  Attrs attrs =
+      of_attention(Opaque::cached_attention, n_heads, n_kv_heads, head_dim, scale, options);
   attrs.hi = capacity;
   Graph& graph = graph_of(q, "cached_attention");
   const std::vector<Tensor> operands{q, k, v, cache_k, cache_v, cu_seqlens, past};

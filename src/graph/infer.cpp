@@ -312,6 +312,8 @@ Type Inference::opaque(Attrs& attrs) {
       attrs.opaque == Opaque::attention || attrs.opaque == Opaque::attention_backward;
   if (attention || cached) {
     kept.value = attrs.value;
+    kept.softcap = attrs.softcap;
+    kept.lo = attrs.lo;
     kept.period = attrs.period;
     kept.index = attrs.index;
     kept.index2 = attrs.index2;

@@ -34,12 +34,16 @@ std::string pairs_text(const Attrs& attrs) {
   return fmt::format("halves({})", attrs.period);
 }
 
-/// Attention with heads, key-value heads, head dimension, scale and, if cached, capacity.
+/// Attention with heads, key-value heads, head dimension, scale and, if cached, capacity; then
+/// options that are set.
 std::string opaque_text(const Attrs& a) {
   const std::string_view name = row_of(a.opaque).name;
   if (a.period == 0) return std::string(name);
-  const std::string capacity = a.hi > 0 ? fmt::format(", {}", a.hi) : "";
-  return fmt::format("{}({}, {}, {}, {}{})", name, a.index, a.index2, a.period, a.value, capacity);
+  std::string text = fmt::format("{}({}, {}, {}, {}", name, a.index, a.index2, a.period, a.value);
+  if (a.hi > 0) text += fmt::format(", {}", a.hi);
+  if (a.lo > 0) text += fmt::format(", window {}", a.lo);
+  if (a.softcap > 0) text += fmt::format(", softcap {}", a.softcap);
+  return text + ")";
 }
 
 /// What stands between the op's name and its operands, and after them.

@@ -146,6 +146,12 @@ TEST(GraphErrors, OperandsOfAttentionAndRope) {
           {"opaque: ", "floating-point numbers as operand 1", "tile [M, 8]", "Integers"});
   rejects([&] { attention(q, q, q, list, 2, 2, 4, std::nan("")); },
           {"attention: scale: ", "a finite number", "nan", "1 / sqrt(head_dim)"});
+  rejects([&] { attention(q, q, q, list, 2, 2, 4, 1.0, {.window = -1}); },
+          {"attention: window: ", "a number of keys", "-1", "0 is no window"});
+  for (const double softcap : {-1.0, 1e-40, 1e40, std::nan(""), HUGE_VAL}) {
+    rejects([&] { attention(q, q, q, list, 2, 2, 4, 1.0, {.softcap = softcap}); },
+            {"attention: softcap: ", "a number from 1e-30 to 1e30", "", "0 is no cap"});
+  }
   rejects([&] { rotate(q, g.col("p", DType::i32), g.row("f", 4, DType::i32), Pairs::halves(4)); },
           {"rotate: ", "floating-point numbers as operand 3", "tile [M, 8], col [M], row [4]",
            "Integers"});

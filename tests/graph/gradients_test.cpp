@@ -297,6 +297,23 @@ TEST(GradientRules, OpaqueNodesGoThroughTheRegistry) {
             "roots %6 %7 %3\n");
 }
 
+TEST(GradientRules, AttentionKeepsItsOptions) {
+  Graph g;
+  const Tensor q = g.tile("q", 8), k = g.tile("k", 4), v = g.tile("v", 4), cu = g.list("cu");
+  const auto text = [&](AttentionOptions options) {
+    const Tensor o = attention(q, k, v, cu, 4, 2, 2, 0.5, options);
+    return to_string(g, gradients({{o, g.tile("d_o", 8)}}, {q}));
+  };
+  const std::string both = text({.window = 3, .softcap = 2.5});
+  EXPECT_NE(both.find("attention(4, 2, 2, 0.5, window 3, softcap 2.5)"), std::string::npos) << both;
+  EXPECT_NE(both.find("attention_backward(4, 2, 2, 0.5, window 3, softcap 2.5)"), std::string::npos)
+      << both;
+  EXPECT_NE(text({.window = 3}).find("_backward(4, 2, 2, 0.5, window 3)"), std::string::npos);
+  EXPECT_NE(text({.softcap = 2.5}).find("_backward(4, 2, 2, 0.5, softcap 2.5)"), std::string::npos);
+  EXPECT_NE(attention(q, k, v, cu, 4, 2, 2, 0.5, {.window = 3}).id(),
+            attention(q, k, v, cu, 4, 2, 2, 0.5, {.window = 4}).id());
+}
+
 TEST(GradientRules, WrongCotangentsAreUsageErrors) {
   Graph g;
   const Tensor a = g.tile("a", 3);

@@ -236,8 +236,11 @@ class Generator {
     const std::int64_t head = 1 + below(4), kv_heads = 1 + below(2), group = 1 + below(2);
     Tensor q = matmul(x, head * kv_heads * group);
     Tensor k = matmul(x, head * kv_heads), v = matmul(x, head * kv_heads);
+    AttentionOptions options;
+    if (below(3) == 0) options.window = 1 + below(9);
+    if (below(3) == 0) options.softcap = 0.5 * static_cast<double>(1 + below(6));
     return attention(q, k, v, graph_->list("cu_seqlens"), kv_heads * group, kv_heads, head,
-                     1 / std::sqrt(static_cast<double>(head)));
+                     1 / std::sqrt(static_cast<double>(head)), options);
   }
 
   /// Mean over the counted rows, as in docs/operators: no row counted gives NaN and no gradient.

@@ -35,9 +35,14 @@ SIZES = {
     "attention": [
         ["--tokens", "200", "--d-model", "256", "--head-dim", "64"],
         ["--tokens", "77", "--d-model", "192", "--head-dim", "32", "--kv-heads", "2"],
+        ["--tokens", "200", "--d-model", "256", "--head-dim", "64", "--window", "70"],
+        ["--tokens", "77", "--d-model", "192", "--head-dim", "32", "--kv-heads", "2", "--window", "2"],
+        ["--tokens", "130", "--d-model", "256", "--head-dim", "128", "--softcap", "1.5"],
+        ["--tokens", "77", "--d-model", "192", "--head-dim", "32", "--kv-heads", "2", "--window", "9",
+         "--softcap", "3"],
     ],
 }
-CASES = [(block, dtype, size) for block in SIZES for dtype in TYPES for size in (0, 1)]
+CASES = [(b, dtype, size) for b in SIZES for dtype in TYPES for size in range(len(SIZES[b]))]
 DEVICES = ["cpu"] + (["cuda"] if os.environ.get("CODA_TEST_GPU") == "1" else [])
 
 
@@ -72,21 +77,40 @@ def head(t, dtype):
     return {"loss": F.cross_entropy(logits, t["targets"].flatten().long()).reshape(1, 1)}
 
 
-def attention(t, dtype, head_dim):
-    split = lambda x: x.reshape(len(x), -1, head_dim).transpose(0, 1)[None]
-    o = F.scaled_dot_product_attention(
-        split(t["q"]), split(t["k"]), split(t["v"]), is_causal=True, enable_gqa=True
-    )
-    return {"o": o[0].transpose(0, 1).reshape(t["q"].shape)}
+def eager_attention(q, k, v, window, softcap):
+    """As transformers has it: Mistral's window, Gemma 2's cap. q, k, v: [heads, M, D]"""
+    k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    rows = torch.arange(q.shape[1], device=q.device)
+    query, key = rows[:, None], rows[None, :]
+    seen = (key <= query) & (key > query - (window or len(rows)))
+    wide = torch.promote_types(torch.float32, q.dtype)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1, dtype=wide)
+    return weights.to(q.dtype) @ v
 
 
-def torch_results(block, tensors, dtype, head_dim, device):
+def attention(t, dtype, head_dim, window, softcap):
+    split = lambda x: x.reshape(len(x), -1, head_dim).transpose(0, 1)
+    q, k, v = (split(t[n]) for n in "qkv")
+    if window or softcap:
+        o = eager_attention(q, k, v, window, softcap)
+    else:
+        o = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
+    return {"o": o.transpose(0, 1).reshape(t["q"].shape)}
+
+
+def torch_results(block, tensors, dtype, options, device):
+    number = lambda name: float(options[options.index(name) + 1]) if name in options else 0
     t = {k[6:]: v.to(device) for k, v in tensors.items() if k.startswith("input.")}
     wrt = {"llama-layer": LAYER, "llama-head": ["hidden", "head"], "attention": ["q", "k", "v"]}[block]
     for name in wrt:
         t[name].requires_grad_()
     if block == "attention":
-        outputs = attention(t, dtype, head_dim)
+        outputs = attention(
+            t, dtype, int(number("--head-dim")), int(number("--window")), number("--softcap")
+        )
     else:
         outputs = (layer if block == "llama-layer" else head)(t, dtype)
     cotangents = [t.get("d_" + name, torch.ones_like(y)) for name, y in outputs.items()]
@@ -109,11 +133,14 @@ def compare(coda, block, dtype, size, device):
         command = [coda, "check", block, "--dtype", dtype, "--device", device, "--save", str(path)]
         subprocess.run(command + options, check=True, capture_output=True, timeout=300)
         tensors = load_file(path)
-    head_dim = int(options[options.index("--head-dim") + 1]) if "--head-dim" in options else 0
-    theirs = torch_results(block, tensors, TYPES[dtype], head_dim, device)
+    theirs = torch_results(block, tensors, TYPES[dtype], options, device)
     names = [name[6:] for name in tensors if name.startswith("exact.")]
     assert sorted(names) == sorted(theirs)
     exact = {name: tensors["exact." + name] for name in names}
+    if block == "attention":  # that "exact" means the same by PyTorch's own math
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
+        for name, value in torch_results(block, wide, torch.float64, options, "cpu").items():
+            assert error(value, exact[name]) < 1e-12, name
     ours = {name: tensors["got." + name].double() for name in names}
     return {n: (error(ours[n], exact[n]), error(theirs[n], exact[n])) for n in sorted(names)}
 

@@ -24,6 +24,7 @@ namespace coda::cpu {
 namespace {
 
 constexpr std::int64_t kKeyBlock = 128;
+constexpr std::int64_t kNoWindow = std::numeric_limits<std::int32_t>::max();
 /// Columns are padded to this many: two vectors of the widest instruction set that is built.
 constexpr std::int64_t kPad = 32;
 
@@ -32,13 +33,21 @@ std::int64_t padded(std::int64_t columns) { return (columns + kPad - 1) / kPad *
 /// What the registry row's attributes mean.
 struct Heads {
   std::int64_t kv_heads, group, dim;  ///< key-value heads, query heads of each, head dimension
-  float scale;
+  std::int64_t window;                ///< keys that a query sees at most
+  float scale, softcap;               ///< softcap: 0 is none
 
   explicit Heads(const Attrs& attrs)
       : kv_heads(attrs.index2),
         group(attrs.index / attrs.index2),
         dim(attrs.period),
-        scale(static_cast<float>(attrs.value)) {}
+        window(std::min(attrs.lo > 0 ? attrs.lo : kNoWindow, kNoWindow)),
+        scale(static_cast<float>(attrs.value)),
+        softcap(static_cast<float>(attrs.softcap)) {}
+
+  /// The first block of keys that a query at `t` or later sees, in the sequence from `begin` on.
+  std::int64_t first_key_block(std::int64_t begin, std::int64_t t) const {
+    return begin + std::max<std::int64_t>(t - window + 1 - begin, 0) / kKeyBlock * kKeyBlock;
+  }
 };
 
 /// Parts of one thread's workspace, in floats.
@@ -109,10 +118,28 @@ inline const void* element(const TensorView& view, std::int64_t row, std::int64_
          (row * view.stride + col) * static_cast<std::int64_t>(size_of(view.dtype));
 }
 
-/// Keys of a block that query t may see: those before and at it.
-inline std::int64_t visible(std::int64_t t, std::int64_t first_key, std::int64_t keys) {
-  return std::clamp<std::int64_t>(t - first_key + 1, 0, keys);
-}
+/// Queries [first, first + n) against a block of keys: who sees what. Of rows [start, stop) each
+/// sees at least one key.
+struct Sight {
+  std::int64_t first, first_key, keys, window, start, stop;
+
+  Sight(const Heads& heads, std::int64_t query, std::int64_t n, std::int64_t key,
+        std::int64_t key_count)
+      : first(query),
+        first_key(key),
+        keys(key_count),
+        window(heads.window),
+        start(std::max<std::int64_t>(key - query, 0)),
+        stop(std::min(key + key_count - 1 + heads.window - query, n)) {}
+
+  /// Row t sees keys [hidden(t), seen(t)) of the block.
+  std::int64_t hidden(std::int64_t t) const {
+    return std::clamp<std::int64_t>(first + t - window + 1 - first_key, 0, keys);
+  }
+  std::int64_t seen(std::int64_t t) const {
+    return std::clamp<std::int64_t>(first + t + 1 - first_key, 0, keys);
+  }
+};
 
 /// Columns that a softmax step writes: up to kMicroRows beyond the visible ones are zeroed, since
 /// products take six rows at a time.
@@ -186,26 +213,27 @@ void forward_block(const OpaqueCall& call, std::int64_t begin, std::int64_t firs
     std::fill_n(o + h * layout.queries * width, n * width, 0.0f);
   }
 
-  for (std::int64_t key = begin; key < last; key += kKeyBlock) {
+  for (std::int64_t key = heads.first_key_block(begin, first); key < last; key += kKeyBlock) {
     const std::int64_t keys = std::min(kKeyBlock, last - key);
     pack_transposed(k_in, key, keys, g * dim, dim, row, keys_t);
     pack_rows(v_in, key, keys, g * dim, dim, width, values);
-    const std::int64_t start = std::max<std::int64_t>(key - first, 0);  // earlier ones see nothing
-    const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
+    const Sight sight(heads, first, n, key, keys);
     for (std::int64_t h = 0; h < heads.group; ++h) {
       const Elements q_rows{q + h * layout.queries * width, width, 1};
-      product(start, n, keys, q_rows, keys_t, dim, scores, kKeyBlock, false,
-              [&](std::int64_t i, std::int64_t m) {
-                return Extent{seen_by(i + m - 1), 0, dim};
-              });
+      product(
+          sight.start, sight.stop, keys, q_rows, keys_t, dim, scores, kKeyBlock, false,
+          [&](std::int64_t i, std::int64_t m) { return Extent{sight.seen(i + m - 1), 0, dim}; });
       float* o_rows = o + h * layout.queries * width;
-      for (std::int64_t t = start; t < n; ++t) {
+      for (std::int64_t t = sight.start; t < sight.stop; ++t) {
         float* s = scores + t * kKeyBlock;
+        const std::int64_t seen = sight.seen(t);
+        if (heads.softcap > 0) cap_scores(s, seen, heads.softcap);
+        std::fill_n(s, sight.hidden(t), -std::numeric_limits<float>::infinity());
         float& largest = row_max[h * layout.queries + t];
         float& total = row_total[h * layout.queries + t];
         const float before = largest;
-        largest = std::max(before, max_of(s, seen_by(t)));
-        const float here = exponentials(s, seen_by(t), zeroed(seen_by(t)), largest);
+        largest = std::max(before, max_of(s, seen));
+        const float here = exponentials(s, seen, zeroed(seen), largest);
         if (largest == before) {
           total += here;
         } else {
@@ -214,9 +242,9 @@ void forward_block(const OpaqueCall& call, std::int64_t begin, std::int64_t firs
           scale_row(o_rows + t * width, width, shrink);
         }
       }
-      product(start, n, dim, Elements{scores, kKeyBlock, 1}, values, keys, o_rows, width, true,
-              [&](std::int64_t i, std::int64_t m) {
-                return Extent{dim, 0, seen_by(i + m - 1)};
+      product(sight.start, sight.stop, dim, Elements{scores, kKeyBlock, 1}, values, keys, o_rows,
+              width, true, [&](std::int64_t i, std::int64_t m) {
+                return Extent{dim, sight.hidden(i), sight.seen(i + m - 1)};
               });
     }
   }
@@ -229,6 +257,25 @@ void forward_block(const OpaqueCall& call, std::int64_t begin, std::int64_t firs
           row_max[i] + std::log(row_total[i]);
     }
   }
+}
+
+/// A row of scores becomes p, and of dp the gradient of q . k, where keys [hidden, seen) are seen;
+/// zeros around them.
+void score_gradients(const Heads& heads, std::int64_t hidden, std::int64_t seen, float lse,
+                     float delta, float* p, float* ds) {
+  const std::int64_t columns = zeroed(seen);
+  float slope[kKeyBlock];
+  if (heads.softcap > 0) {
+    cap_slopes(p, seen, heads.softcap, slope);
+    cap_scores(p, seen, heads.softcap);
+  }
+  exponentials(p, seen, columns, lse);
+  score_gradient(p, ds, seen, columns, delta);
+  if (heads.softcap > 0) {
+    for (std::int64_t j = 0; j < seen; ++j) ds[j] *= slope[j];
+  }
+  std::fill_n(p, hidden, 0.0f);
+  std::fill_n(ds, hidden, 0.0f);
 }
 
 /// All of one sequence, tokens [begin, end), for key-value head g and its query heads: blocks of
@@ -287,42 +334,42 @@ void backward_sequence(const OpaqueCall& call, std::int64_t begin, std::int64_t 
     }
     std::fill_n(d_q, layout.query_tile, 0.0f);
 
-    for (std::int64_t key = begin; key < last; key += kKeyBlock) {
+    for (std::int64_t key = heads.first_key_block(begin, first); key < last; key += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, last - key), at_key = (key - begin) * width;
       const std::int64_t packed = std::min(kKeyBlock, end - key);  // rows of its panels
       const float *keys_t = all_keys_t + at_key, *values_t = all_values_t + at_key;
       const float* keys_panels = all_keys + at_key;
-      const std::int64_t start = std::max<std::int64_t>(key - first, 0);
-      const auto seen_by = [&](std::int64_t t) { return visible(first + t, key, keys); };
-      // Of a product over queries, keys [i, ...) need those from the first that sees key i.
-      const auto over_queries = [&](std::int64_t i, std::int64_t) {
-        return Extent{dim, std::max<std::int64_t>(key + i - first, 0), n};
+      const Sight sight(heads, first, n, key, keys);
+      // Of a product over queries, keys [i, i + m) need those from the first that sees key i to the
+      // last that sees key i + m - 1.
+      const auto over_queries = [&](std::int64_t i, std::int64_t m) {
+        return Extent{dim, std::max<std::int64_t>(key + i - first, 0),
+                      std::min(key + i + m - 1 + heads.window - first, n)};
       };
       const auto over_keys = [&](std::int64_t i, std::int64_t m) {
-        return Extent{dim, 0, seen_by(i + m - 1)};
+        return Extent{dim, sight.hidden(i), sight.seen(i + m - 1)};
       };
       const auto over_features = [&](std::int64_t i, std::int64_t m) {
-        return Extent{seen_by(i + m - 1), 0, dim};
+        return Extent{sight.seen(i + m - 1), 0, dim};
       };
       float* d_k_rows = d_k + (key - begin) * width;
       float* d_v_rows = d_v + (key - begin) * width;
       for (std::int64_t h = 0; h < heads.group; ++h) {
         const std::int64_t at = h * layout.queries;
-        product(start, n, keys, Elements{q + at * width, width, 1}, keys_t, dim, p, kKeyBlock,
-                false, over_features);
-        product(start, n, keys, Elements{d_o + at * width, width, 1}, values_t, dim, ds, kKeyBlock,
-                false, over_features);
-        for (std::int64_t t = start; t < n; ++t) {
-          const std::int64_t seen = seen_by(t), columns = zeroed(seen);
-          exponentials(p + t * kKeyBlock, seen, columns, lse[at + t]);
-          score_gradient(p + t * kKeyBlock, ds + t * kKeyBlock, seen, columns, delta[at + t]);
+        product(sight.start, sight.stop, keys, Elements{q + at * width, width, 1}, keys_t, dim, p,
+                kKeyBlock, false, over_features);
+        product(sight.start, sight.stop, keys, Elements{d_o + at * width, width, 1}, values_t, dim,
+                ds, kKeyBlock, false, over_features);
+        for (std::int64_t t = sight.start; t < sight.stop; ++t) {
+          score_gradients(heads, sight.hidden(t), sight.seen(t), lse[at + t], delta[at + t],
+                          p + t * kKeyBlock, ds + t * kKeyBlock);
         }
         product(0, keys, dim, Elements{p, 1, kKeyBlock}, d_o_panels + at * width, n, d_v_rows,
                 width, true, over_queries);
         product(0, keys, dim, Elements{ds, 1, kKeyBlock}, q_panels + at * width, n, d_k_rows, width,
                 true, over_queries);
-        product(start, n, dim, Elements{ds, kKeyBlock, 1}, keys_panels, packed, d_q + at * width,
-                width, true, over_keys);
+        product(sight.start, sight.stop, dim, Elements{ds, kKeyBlock, 1}, keys_panels, packed,
+                d_q + at * width, width, true, over_keys);
       }
     }
     for (std::int64_t h = 0; h < heads.group; ++h) {

@@ -9,6 +9,8 @@
 // Backward, with dp[j] = d_o[t, h] . v[j, g] and delta = d_o[t, h] . o[t, h]:
 //   ds[j] = p[j] (dp[j] - delta);  d_q[t, h] = scale sum_j ds[j] k[j, g]
 //   d_k[j, g] = scale sum_{t, h} ds[j] q[t, h];  d_v[j, g] = sum_{t, h} p[j] d_o[t, h]
+// With softcap c, c tanh(s / c) takes the place of s, and ds is multiplied by 1 / cosh^2(s / c);
+// with a window W, j > t - W.
 // Every sum has one order, whatever the threads are: results are the same bit for bit.
 #pragma once
 

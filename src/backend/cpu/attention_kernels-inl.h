@@ -21,6 +21,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/simd_math-inl.h"
 #include "base/convert.h"
 #include "tensor/tensor.h"
 
@@ -28,9 +29,6 @@ HWY_BEFORE_NAMESPACE();
 namespace coda::cpu {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-using F32 = hn::ScalableTag<float>;
-using VF = hn::Vec<F32>;
 using Mask = hn::Mask<F32>;
 
 inline constexpr std::int64_t kMicroRows = 6;
@@ -264,6 +262,23 @@ HWY_INLINE float max_of(const float* s, std::int64_t valid) {
   if (c < valid)
     largest = hn::Max(largest, hn::IfThenElse(columns_below(valid, c), load(s + c), lowest));
   return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+/// s = softcap tanh(s / softcap) in columns [0, n) and what fills the last vector.
+HWY_INLINE void cap_scores(float* s, std::int64_t n, float softcap) {
+  const VF cap = constant(softcap), by = constant(1.0f / softcap);
+  for (std::int64_t c = 0; c < n; c += lanes())
+    hn::StoreU(hn::Mul(cap, tanh(hn::Mul(load(s + c), by))), F32(), s + c);
+}
+
+/// slope = 1 / cosh^2(s / softcap), the derivative of a capped score; columns as cap_scores.
+HWY_INLINE void cap_slopes(const float* s, std::int64_t n, float softcap, float* slope) {
+  const VF one = constant(1.0f), by = constant(-2.0f / softcap);
+  for (std::int64_t c = 0; c < n; c += lanes()) {
+    const VF e = exp(hn::Mul(hn::Abs(load(s + c)), by));
+    const VF root = hn::Add(one, e);
+    hn::StoreU(hn::Div(hn::Mul(constant(4.0f), e), hn::Mul(root, root)), F32(), slope + c);
+  }
 }
 
 /// s = exp(s - shift) in columns [0, valid), 0 in [valid, width); returns the sum.

@@ -31,7 +31,8 @@ std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / 
 /// What the registry row's attributes mean.
 struct Heads {
   std::int64_t kv_heads, group, dim, width, capacity;  ///< width: padded dim
-  float scale;
+  std::int64_t window;                                 ///< keys that a query sees at most
+  float scale, softcap;                                ///< softcap: 0 is none
 
   explicit Heads(const Attrs& attrs)
       : kv_heads(attrs.index2),
@@ -39,7 +40,9 @@ struct Heads {
         dim(attrs.period),
         width(divide_up(dim, kPad) * kPad),
         capacity(attrs.hi),
-        scale(static_cast<float>(attrs.value)) {}
+        window(attrs.lo > 0 ? attrs.lo : attrs.hi),
+        scale(static_cast<float>(attrs.value)),
+        softcap(static_cast<float>(attrs.softcap)) {}
 
   /// What a block leaves behind of a chunk, or of all chunks so far: per query a weighted sum of
   /// values, then max and sum of exponentials.
@@ -56,6 +59,20 @@ struct Block {
   std::int64_t sequence, kv_head, first, count;
   std::int64_t begin;  ///< row of the sequence's first token in this run
   std::int64_t past;
+};
+
+/// Keys before and at row i of the block. It sees the last `window` of them.
+inline std::int64_t seen_by(const Heads& heads, const Block& block, std::int64_t i) {
+  return block.past + (block.first + i) / heads.group + 1;
+}
+
+/// Chunks of keys [first, end) of which the block sees something.
+struct Chunks {
+  std::int64_t first, end;
+
+  Chunks(const Heads& heads, const Block& block)
+      : first(std::max<std::int64_t>(seen_by(heads, block, 0) - heads.window, 0) / kChunk),
+        end(divide_up(seen_by(heads, block, block.count - 1), kChunk)) {}
 };
 
 /// Fewer blocks than this a thread are split by chunks of keys.
@@ -136,11 +153,6 @@ const float* rows_of<float>(const TensorView& cache, std::int64_t row, std::int6
   return scratch;
 }
 
-/// Keys that query row i of the block sees in all.
-inline std::int64_t seen_by(const Heads& heads, const Block& block, std::int64_t i) {
-  return block.past + (block.first + i) / heads.group + 1;
-}
-
 /// The state of chunk `chunk` for the block's queries: o [kRows, width], maxima, sums.
 template <int kCount, class T>
 void attend_chunk(const OpaqueCall& call, const Heads& heads, const Block& block,
@@ -157,9 +169,12 @@ void attend_chunk(const OpaqueCall& call, const Heads& heads, const Block& block
   const std::int64_t end = (n + lanes() - 1) / lanes() * lanes();
   for (std::int64_t r = 0; r < kCount; ++r) {
     const bool real = r < block.count;  // of the rows that fill a block up nothing is read
-    const std::int64_t seen =
-        real ? std::clamp<std::int64_t>(seen_by(heads, block, r) - first, 0, n) : 0;
+    const std::int64_t last = seen_by(heads, block, r) - first;
+    const std::int64_t seen = real ? std::clamp<std::int64_t>(last, 0, n) : 0;
     float* s = scores + r * kChunk;
+    if (heads.softcap > 0) cap_scores(s, seen, heads.softcap);
+    const std::int64_t hidden = std::clamp<std::int64_t>(last - heads.window, 0, seen);
+    std::fill_n(s, hidden, -std::numeric_limits<float>::infinity());
     const float largest = max_of(s, seen);
     maxima[r] = largest;
     sums[r] = exponentials(s, seen, end, std::isinf(largest) && largest < 0 ? 0.0f : largest);
@@ -243,8 +258,8 @@ void attend_block(const OpaqueCall& call, const Block& block, float* workspace) 
   load_queries(call, heads, block, q);
   start(heads, state);
   start(heads, chunk_state);
-  const std::int64_t chunks = divide_up(seen_by(heads, block, block.count - 1), kChunk);
-  for (std::int64_t c = 0; c < chunks; ++c) {
+  const Chunks chunks(heads, block);
+  for (std::int64_t c = chunks.first; c < chunks.end; ++c) {
     attend(call, heads, block, c, q, scores, widened, chunk_state);
     merge(heads, block.count, chunk_state, state);
   }
@@ -263,12 +278,12 @@ void attend_part(const OpaqueCall& call, const Block& block, std::int64_t chunk,
   attend(call, heads, block, chunk, q, scores, widened, state);
 }
 
-/// Merges the states of `chunks` chunks and stores the result.
-void finish_block(const OpaqueCall& call, const Block& block, std::int64_t chunks, float* states,
-                  float* workspace) {
+/// Merges the states of the block's chunks and stores the result.
+void finish_block(const OpaqueCall& call, const Block& block, float* states, float* workspace) {
   const Heads heads(call.attrs);
+  const Chunks chunks(heads, block);
   start(heads, workspace);
-  for (std::int64_t c = 0; c < chunks; ++c)
+  for (std::int64_t c = 0; c < chunks.end - chunks.first; ++c)
     merge(heads, block.count, states + c * heads.state_floats(), workspace);
   store(call, heads, block, workspace);
 }
@@ -377,23 +392,23 @@ void run(const OpaqueCall& call) {
   // Few blocks: every chunk of each is a task of its own; then the states are merged, in the order
   // and by the arithmetic of attend_block.
   float* states = part(call.pool.threads());
-  const auto chunks_of = [&](const Block& block) {
-    const std::int64_t last = (block.first + block.count - 1) / heads.group;
-    return divide_up(block.past + last + 1, kChunk);
-  };
   std::int64_t most = 0;
-  for (std::int64_t b = 0; b < blocks; ++b)
-    most = std::max(most, chunks_of(block_of(call, heads, b)));
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const Chunks chunks(heads, block_of(call, heads, b));
+    most = std::max(most, chunks.end - chunks.first);
+  }
   call.pool.parallel_for(blocks * most, [&](std::int64_t index, int thread) {
     const Block block = block_of(call, heads, index / most);
-    if (index % most >= chunks_of(block)) return;
+    const Chunks chunks(heads, block);
+    const std::int64_t chunk = chunks.first + index % most;
+    if (chunk >= chunks.end) return;
     HWY_DYNAMIC_DISPATCH(attend_part)
-    (call, block, index % most, part(thread), states + index * heads.state_floats());
+    (call, block, chunk, part(thread), states + index * heads.state_floats());
   });
   for (std::int64_t b = 0; b < blocks; ++b) {
     const Block block = block_of(call, heads, b);
     HWY_DYNAMIC_DISPATCH(finish_block)
-    (call, block, chunks_of(block), states + b * most * heads.state_floats(), part(0));
+    (call, block, states + b * most * heads.state_floats(), part(0));
   }
 }
 

@@ -35,21 +35,23 @@ std::string prelude(const AttentionVariant& variant) {
   return fmt::format(
       "namespace coda_device {{\nusing Element = {};\n"
       "constexpr int kHeadDim = {};\nconstexpr bool kBf16 = {};\nconstexpr bool kVectorRows = {};\n"
-      "constexpr int kBlockRows = {};\n}}\n",
+      "constexpr int kBlockRows = {};\nconstexpr bool kWindow = {}, kSoftcap = {};\n}}\n",
       element_text(variant.dtype), variant.head_dim, variant.dtype == DType::bf16,
-      variant.head_dim % 8 == 0, block_rows(variant));
+      variant.head_dim % 8 == 0, block_rows(variant), variant.window, variant.softcap);
 }
 
 KernelSource source_of(const AttentionVariant& variant, const std::string& entry,
                        std::initializer_list<const char*> files, std::int64_t shared_bytes) {
   KernelSource source;
-  source.name = fmt::format("{}_{}_{}", entry.substr(entry.find('_') + 1), name_of(variant.dtype),
-                            variant.head_dim);
+  source.name = fmt::format("{}_{}_{}{}{}", entry.substr(entry.find('_') + 1),
+                            name_of(variant.dtype), variant.head_dim,
+                            variant.window ? "_window" : "", variant.softcap ? "_softcap" : "");
   source.entry = entry;
   source.shared_bytes = static_cast<unsigned>(shared_bytes);
   source.text = device_text(
       {"params.cuh", "attention_params.cuh", "ptx.cuh", "attention_ptx.cuh", "elements.cuh"});
-  source.text += prelude(variant) + device_text({"attention_blocks.cuh"}) + device_text(files);
+  source.text += prelude(variant) + device_text({"attention_blocks.cuh", "attention_score.cuh"});
+  source.text += device_text(files);
   return source;
 }
 
@@ -80,6 +82,8 @@ AttentionVariant variant_of(const Step& step, const Plan& plan) {
   AttentionVariant variant;
   variant.backward = step.opaque == Opaque::attention_backward;
   variant.head_dim = step.attrs.period;
+  variant.window = step.attrs.lo > 0;
+  variant.softcap = step.attrs.softcap > 0;
   const auto dtype_of = [&](std::size_t i) {
     return plan.buffers[static_cast<std::size_t>(step.slices[i].buffer)].dtype;
   };
@@ -194,6 +198,10 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
   p.group = static_cast<int>(heads / kv_heads);
   p.slots = p.tokens / block_rows(variant) + p.sequences;
   p.scale = static_cast<float>(attrs.value);
+  p.window = static_cast<int>(std::min(attrs.lo, tokens));
+  p.softcap = static_cast<float>(attrs.softcap);
+  internal_check(variant.window == (attrs.lo > 0) && variant.softcap == (attrs.softcap > 0),
+                 "attention: a variant of other options");
   if (tokens == 0 || sequences == 0) return launches;
 
   const auto add = [&](std::int64_t ctas, unsigned block) {
@@ -219,7 +227,7 @@ OwnAttention::OwnAttention(const Attrs& attrs, const AttentionVariant& variant,
 
 bool AttentionVariant::may_use_wgmma() const {
   const char* value = std::getenv("CODA_ATTENTION");
-  const bool unwanted = value && std::string_view(value) == "mma";
+  const bool unwanted = window || softcap || (value && std::string_view(value) == "mma");
   return tensor_cores() && (head_dim == 64 || head_dim == 128) && !unwanted;
 }
 

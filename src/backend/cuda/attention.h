@@ -21,11 +21,12 @@ struct AttentionVariant {
   bool backward = false;
   /// By wgmma (see may_use_wgmma), where all rows lie at multiples of 16 bytes.
   bool wgmma = false;
+  bool window = false, softcap = false;  ///< there is one; which is a parameter
 
   bool tensor_cores() const {
     return head_dim <= 256 && (dtype == DType::bf16 || dtype == DType::f16);
   }
-  /// Heads of 64 and 128, unless CODA_ATTENTION=mma asks for mma.sync.
+  /// Heads of 64 and 128 without window and softcap, unless CODA_ATTENTION=mma asks for mma.sync.
   bool may_use_wgmma() const;
 };
 

@@ -56,6 +56,7 @@ std::string why_own(const AttentionVariant& variant) {
   if (variant.head_dim != 64 && variant.head_dim != 128) {
     return fmt::format("cuDNN's are used for heads of 64 and 128, not {}", variant.head_dim);
   }
+  if (variant.window || variant.softcap) return "cuDNN's are used without window and softcap";
   if (const std::string& why = CudnnAttention::why_not(variant.backward); !why.empty()) return why;
   return variant.backward && value == "auto" ? "cuDNN's backward of repeatable bits is slower" : "";
 }

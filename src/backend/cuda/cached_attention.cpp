@@ -106,15 +106,17 @@ std::vector<KernelSource> cached_attention_sources(const CachedAttentionVariant&
   std::vector<KernelSource> sources;
   for (const char* entry : {"coda_cached_attention_parts", "coda_cached_attention_sums"}) {
     KernelSource source;
-    source.name = fmt::format("{}_{}_{}", entry + 5, name_of(variant.dtype), variant.head_dim);
+    source.name = fmt::format("{}_{}_{}{}{}", entry + 5, name_of(variant.dtype), variant.head_dim,
+                              variant.window ? "_window" : "", variant.softcap ? "_softcap" : "");
     source.entry = entry;
     source.text = device_text({"params.cuh", "cached_attention_params.cuh", "ptx.cuh",
                                "elements.cuh", "op_math.cuh", "rows.cuh"});
     source.text += fmt::format(
         "namespace coda_device {{\nusing Element = {};\nconstexpr int kHeadDim = {};\n"
-        "constexpr int kPiece = {};\n}}\n",
-        element_text(variant.dtype), variant.head_dim, variant.aligned ? kPiece : 1);
-    source.text += device_text({"cached_attention.cuh"});
+        "constexpr int kPiece = {};\nconstexpr bool kWindow = {}, kSoftcap = {};\n}}\n",
+        element_text(variant.dtype), variant.head_dim, variant.aligned ? kPiece : 1, variant.window,
+        variant.softcap);
+    source.text += device_text({"attention_score.cuh", "cached_attention.cuh"});
     sources.push_back(std::move(source));
   }
   return sources;
@@ -157,6 +159,8 @@ CachedAttentionLaunches cached_attention_launches(const Attrs& attrs,
   p.splits = static_cast<int>(blocks.splits);
   p.capacity = attrs.hi;
   p.scale = static_cast<float>(attrs.value);
+  p.window = attrs.lo;
+  p.softcap = static_cast<float>(attrs.softcap);
   p.part_rows = static_cast<float*>(workspace);
   p.part_o = p.part_rows + 2 * kCacheQueries * blocks.heads_of_slots * blocks.splits;
   p.error_flag = error_flag;
@@ -189,7 +193,8 @@ std::unique_ptr<StepKernel> make_cached_attention_kernel(const Step& step, const
         "backend.",
         kWidestHead, step.attrs.period);
   }
-  CachedAttentionVariant variant{dtype_of(0), step.attrs.period, step.attrs.period % kPiece == 0};
+  CachedAttentionVariant variant{dtype_of(0), step.attrs.period, step.attrs.period % kPiece == 0,
+                                 step.attrs.lo > 0, step.attrs.softcap > 0};
   for (const std::size_t i : {1, 2, 3, 4, 7}) {
     if (dtype_of(i) == variant.dtype) continue;
     throw_error<UsageError>(

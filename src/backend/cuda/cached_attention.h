@@ -22,6 +22,7 @@ struct CachedAttentionVariant {
   std::int64_t head_dim = 0;
   /// All rows lie at multiples of 16 bytes and of 8 elements.
   bool aligned = false;
+  bool window = false, softcap = false;  ///< there is one; which is a parameter
 };
 
 /// In the order of launches: parts, sums.

@@ -54,7 +54,8 @@ class CudnnAttention {
 
   virtual ~CudnnAttention() = default;
   std::size_t workspace_bytes() const { return workspace_bytes_; }
-  /// Enqueues; allocates and waits for nothing (but for what cuDNN loads at its first run).
+  /// Enqueues and waits for nothing (but for what cuDNN loads at its first run). The front end
+  /// allocates on the host to pass pointers on; the replay of a recorded run does not.
   virtual void run(const Stream& stream, const CudnnAttentionMemory& memory) const = 0;
 
  protected:

@@ -46,15 +46,38 @@ double dot(const TensorView& a, std::int64_t a_row, std::int64_t a_head, const T
   return total;
 }
 
-/// Scaled scores of query (t, h) against keys [begin, t].
-std::vector<double> scores(const Heads& heads, double scale, const TensorView& q,
-                           const TensorView& k, std::int64_t begin, std::int64_t t,
-                           std::int64_t h) {
-  std::vector<double> s;
-  for (std::int64_t j = begin; j <= t; ++j) {
-    s.push_back(scale * dot(q, t, h, k, j, h / heads.group, heads.dim));
+/// The first key that the query at `t` sees, of those from `begin` on.
+std::int64_t first_key(const Attrs& attrs, std::int64_t begin, std::int64_t t) {
+  return attrs.lo > 0 ? std::max(begin, t - attrs.lo + 1) : begin;
+}
+
+/// A score, and its derivative by q . k.
+struct Score {
+  double value, slope;
+};
+
+Score score(const Attrs& attrs, double product) {
+  const double scaled = attrs.value * product;
+  if (attrs.softcap == 0) return {scaled, attrs.value};
+  const double x = scaled / attrs.softcap;
+  return {attrs.softcap * std::tanh(x), attrs.value / (std::cosh(x) * std::cosh(x))};
+}
+
+/// Of query (t, h) against keys [first, t].
+std::vector<Score> scores(const Attrs& attrs, const TensorView& q, const TensorView& k,
+                          std::int64_t first, std::int64_t t, std::int64_t h) {
+  const Heads heads(attrs);
+  std::vector<Score> s;
+  for (std::int64_t j = first; j <= t; ++j) {
+    s.push_back(score(attrs, dot(q, t, h, k, j, h / heads.group, heads.dim)));
   }
   return s;
+}
+
+double largest_of(const std::vector<Score>& scores) {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const Score& s : scores) largest = std::max(largest, s.value);
+  return largest;
 }
 
 }  // namespace
@@ -64,16 +87,17 @@ void attention_forward(const Attrs& attrs, const TensorView& q, const TensorView
                        const TensorView& lse) {
   const Heads heads(attrs);
   for_each_query(heads, cu_seqlens, [&](std::int64_t begin, std::int64_t t, std::int64_t h) {
-    const std::vector<double> s = scores(heads, attrs.value, q, k, begin, t, h);
-    const double largest = *std::max_element(s.begin(), s.end());
+    const std::int64_t first = first_key(attrs, begin, t);
+    const std::vector<Score> s = scores(attrs, q, k, first, t, h);
+    const double largest = largest_of(s);
     double total = 0;
-    for (const double x : s) total += std::exp(x - largest);
+    for (const Score& x : s) total += std::exp(x.value - largest);
     for (std::int64_t c = 0; c < heads.dim; ++c) {
       double value = 0;
       for (std::size_t j = 0; j < s.size(); ++j) {
         value +=
-            std::exp(s[j] - largest) / total *
-            read_element(v, begin + static_cast<std::int64_t>(j), h / heads.group * heads.dim + c);
+            std::exp(s[j].value - largest) / total *
+            read_element(v, first + static_cast<std::int64_t>(j), h / heads.group * heads.dim + c);
       }
       write_element(o, t, h * heads.dim + c, value);
     }
@@ -100,19 +124,20 @@ void cached_attention(const Attrs& attrs, const TensorView& q, const TensorView&
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::int64_t h = 0; h < heads.count; ++h) {
         const std::int64_t first = (s * kv_heads + h / heads.group) * capacity;
-        const std::int64_t keys = offset(past, s) + t - begin + 1;
+        const std::int64_t place = offset(past, s) + t - begin;  // of the query in its sequence
+        const std::int64_t key = first_key(attrs, 0, place);
         std::vector<double> weights;
-        for (std::int64_t j = 0; j < keys; ++j) {
-          weights.push_back(attrs.value * dot(q, t, h, cache_k, first + j, 0, heads.dim));
+        for (std::int64_t j = key; j <= place; ++j) {
+          weights.push_back(score(attrs, dot(q, t, h, cache_k, first + j, 0, heads.dim)).value);
         }
         const double largest = *std::max_element(weights.begin(), weights.end());
         double total = 0;
         for (double& w : weights) total += w = std::exp(w - largest);
         for (std::int64_t c = 0; c < heads.dim; ++c) {
           double value = 0;
-          for (std::int64_t j = 0; j < keys; ++j) {
-            value +=
-                weights[static_cast<std::size_t>(j)] / total * read_element(cache_v, first + j, c);
+          for (std::int64_t j = key; j <= place; ++j) {
+            value += weights[static_cast<std::size_t>(j - key)] / total *
+                     read_element(cache_v, first + j, c);
           }
           write_element(o, t, h * heads.dim + c, value);
         }
@@ -135,17 +160,18 @@ void attention_backward(const Attrs& attrs, const TensorView& q, const TensorVie
   };
   for_each_query(heads, cu_seqlens, [&](std::int64_t begin, std::int64_t t, std::int64_t h) {
     const std::int64_t g = h / heads.group;
-    const std::vector<double> s = scores(heads, attrs.value, q, k, begin, t, h);
+    const std::int64_t first = first_key(attrs, begin, t);
+    const std::vector<Score> s = scores(attrs, q, k, first, t, h);
     const double log_total = read_element(lse, t, h);
     const double delta = dot(d_o, t, h, o, t, h, heads.dim);
     for (std::size_t i = 0; i < s.size(); ++i) {
-      const std::int64_t j = begin + static_cast<std::int64_t>(i);
-      const double p = std::exp(s[i] - log_total);
+      const std::int64_t j = first + static_cast<std::int64_t>(i);
+      const double p = std::exp(s[i].value - log_total);
       const double ds = p * (dot(d_o, t, h, v, j, g, heads.dim) - delta);
       for (std::int64_t c = 0; c < heads.dim; ++c) {
         const std::int64_t qc = h * heads.dim + c, kc = g * heads.dim + c;
-        at(q_sum, d_q, t, qc) += attrs.value * ds * read_element(k, j, kc);
-        at(k_sum, d_k, j, kc) += attrs.value * ds * read_element(q, t, qc);
+        at(q_sum, d_q, t, qc) += s[i].slope * ds * read_element(k, j, kc);
+        at(k_sum, d_k, j, kc) += s[i].slope * ds * read_element(q, t, qc);
         at(v_sum, d_v, j, kc) += p * read_element(d_o, t, qc);
       }
     }

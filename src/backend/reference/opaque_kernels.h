@@ -11,8 +11,9 @@
 namespace coda::reference {
 
 /// Grouped-query causal attention over packed sequences. attrs: index n_heads, index2 n_kv_heads,
-/// period head_dim, value scale. q, o: [M, n_heads * head_dim]; k, v: [M, n_kv_heads * head_dim];
-/// cu_seqlens: B + 1 integers; lse: [M, n_heads], the log-sum-exp of each row's scaled scores.
+/// period head_dim, value scale, lo window and softcap (0: none). q, o: [M, n_heads * head_dim];
+/// k, v: [M, n_kv_heads * head_dim]; cu_seqlens: B + 1 integers; lse: [M, n_heads], the log-sum-exp
+/// of each row's scores.
 void attention_forward(const Attrs& attrs, const TensorView& q, const TensorView& k,
                        const TensorView& v, const TensorView& cu_seqlens, const TensorView& o,
                        const TensorView& lse);

@@ -70,6 +70,8 @@ bool same_bits(const HostTensor& a, const HostTensor& b) {
 struct Case {
   std::int64_t n_heads, n_kv_heads, head_dim;
   std::vector<std::int32_t> cu_seqlens;
+  std::int64_t window = 0;
+  double softcap = 0;
 };
 
 /// One forward and backward run on the CPU, with what went in.
@@ -94,6 +96,8 @@ struct AttentionRun {
     attrs.index2 = static_cast<std::int32_t>(c.n_kv_heads);
     attrs.period = c.head_dim;
     attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    attrs.lo = c.window;
+    attrs.softcap = c.softcap;
     std::mt19937 random(7);
     q.fill(random, 2);  // scores of a spread of 2: neither flat nor one key only
     k.fill(random, 1);
@@ -138,13 +142,30 @@ const Case kCases[] = {
     {2, 1, 128, {0, 300}},
     {2, 2, 33, {0, 97, 193}},
     {1, 1, 1, {0, 50}},
+    // Windows of one key, within a block of keys, across blocks, of whole blocks, and wider than
+    // any sequence; of rows that see nothing of a block in between.
+    {3, 3, 16, {0, 7}, 1},
+    {4, 2, 20, {0, 5, 5, 6, 300}, 1},
+    {2, 1, 64, {0, 300}, 7},
+    {8, 2, 33, {0, 129, 400}, 128},
+    {2, 1, 128, {0, 500}, 131},
+    {2, 2, 5, {0, 0, 129, 129, 258, 387}, 100},
+    {4, 2, 16, {0, 140}, 1000},
+    {2, 1, 20, {0, 70}, std::numeric_limits<std::int64_t>::max()},
+    {1, 1, 1, {0, 50}, 2},
+    // Caps that bend every score, most, and none.
+    {4, 2, 16, {0, 33}, 0, 0.5},
+    {6, 2, 20, {0, 5, 5, 6, 140}, 0, 3},
+    {2, 1, 128, {0, 300}, 0, 50},
+    {2, 2, 33, {0, 97, 300}, 40, 2},
 };
 
 TEST(CpuAttention, AgreesWithTheDefinition) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const Case& c : kCases) {
       SCOPED_TRACE(std::string(name_of(dtype)) + ", head_dim " + std::to_string(c.head_dim) +
-                   ", M " + std::to_string(c.cu_seqlens.back()));
+                   ", M " + std::to_string(c.cu_seqlens.back()) + ", window " +
+                   std::to_string(c.window) + ", softcap " + std::to_string(c.softcap));
       AttentionRun run(c, dtype);
       run.run(2);
       Matrix o(DType::f64, run.tokens, run.q.view.cols), lse(DType::f64, run.tokens, c.n_heads);
@@ -158,10 +179,10 @@ TEST(CpuAttention, AgreesWithTheDefinition) {
                                     d_q.view, d_k.view, d_v.view);
       // The result's own rounding, and fp32 sums: a score of up to 12 carries 12 * sqrt(D) eps at
       // most, which is its relative effect on p; sums over D features and up to M tokens add
-      // sqrt(D + M) eps. Gradients do that twice.
+      // sqrt(D + M) eps. Gradients do that twice. A cap rounds scores 5 times more.
       const double eps = 0x1p-24;
       const double spread = std::sqrt(static_cast<double>(c.head_dim + run.tokens));
-      const double sums = eps * (12 + 1) * spread;
+      const double sums = eps * ((12 + 1) * spread + 5 * std::min(c.softcap, 12.0));
       EXPECT_LE(error(run.o.view, o.view), rounding(dtype) * 2 + sums);
       EXPECT_LE(error(run.lse.view, lse.view), sums);
       EXPECT_LE(error(run.d_q.view, d_q.view), rounding(dtype) * 2 + 2 * sums);
@@ -207,6 +228,27 @@ TEST(CpuAttention, ASequenceDoesNotSeeItsNeighbours) {
     for (std::int64_t r = 0; r < 100; ++r) {
       for (std::int64_t c = 0; c < part->view.cols; ++c) {
         ASSERT_EQ(read_element(whole->view, r + 40, c), read_element(part->view, r, c));
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, AWindowHidesWhatLiesBeforeIt) {
+  // What sees a key of NaN is NaN; products take six queries at a time, so that five beside may be.
+  AttentionRun run({2, 1, 16, {0, 300}, 9}, DType::f32);
+  for (std::int64_t c = 0; c < 16; ++c) {
+    write_element(run.k.view, 140, c, std::numeric_limits<double>::quiet_NaN());
+    write_element(run.v.view, 140, c, std::numeric_limits<double>::quiet_NaN());
+  }
+  run.run(2);
+  for (std::int64_t t = 0; t < 300; ++t) {
+    const bool sees = t >= 140 && t < 140 + 9, beside = t >= 140 - 5 && t < 140 + 9 + 5;
+    for (const Matrix* m : {&run.o, &run.d_q}) {
+      if (sees) {
+        EXPECT_TRUE(std::isnan(read_element(m->view, t, 3))) << t;
+      }
+      if (!beside) {
+        EXPECT_FALSE(std::isnan(read_element(m->view, t, 3))) << t;
       }
     }
   }

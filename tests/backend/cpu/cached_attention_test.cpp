@@ -20,6 +20,8 @@ struct Case {
   std::int64_t n_heads, n_kv_heads, head_dim, capacity;
   std::vector<std::int32_t> past, added;  ///< rows of each sequence, in the cache and in the run
   DType dtype = DType::f32;
+  std::int64_t window = 0;
+  double softcap = 0;
 };
 
 // One query in a long cache (split by chunks), a prompt, several sequences, group sizes that do and
@@ -35,6 +37,14 @@ const Case kCases[] = {
     {4, 4, 16, 600, {100}, {300}, DType::bf16},
     {2, 1, 12, 300, {270}, {3}, DType::bf16},
     {2, 2, 16, 300, {270}, {3}, DType::f16},
+    // windows of one key, that begin inside a chunk, that leave chunks out, wider than the cache
+    {4, 2, 16, 600, {0}, {600}, DType::f32, 1},
+    {6, 2, 8, 520, {255, 0, 511}, {2, 5, 1}, DType::f32, 3},
+    {4, 4, 64, 1200, {1100}, {1}, DType::bf16, 300},
+    {4, 2, 16, 900, {500}, {300}, DType::f32, 260},
+    {2, 1, 12, 300, {270}, {3}, DType::f32, 1000},
+    {4, 2, 64, 700, {600}, {1}, DType::f32, 0, 3},
+    {8, 1, 32, 600, {256, 20}, {1, 340}, DType::f32, 70, 0.5},
 };
 
 HostTensor random_tensor(DType dtype, std::int64_t rows, std::int64_t cols, std::mt19937& random) {
@@ -68,6 +78,8 @@ struct Inputs {
     attrs.period = c.head_dim;
     attrs.hi = c.capacity;
     attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    attrs.lo = c.window;
+    attrs.softcap = c.softcap;
     for (const std::int32_t n : c.added) cu_seqlens.push_back(cu_seqlens.back() + n);
     tokens = cu_seqlens.back();
     std::mt19937 random(7);
@@ -117,7 +129,8 @@ TEST(CpuCachedAttention, AgreesWithItsDefinitionInDouble) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message()
                  << c.n_heads << "/" << c.n_kv_heads << " heads of " << c.head_dim << ", past "
-                 << c.past[0] << ", " << name_of(c.dtype));
+                 << c.past[0] << ", " << name_of(c.dtype) << ", window " << c.window << ", softcap "
+                 << c.softcap);
     for (const int threads : {1, 3}) {
       Inputs inputs(c);
       HostTensor keys = copy_of(inputs.cache_k), values = copy_of(inputs.cache_v);
@@ -130,7 +143,8 @@ TEST(CpuCachedAttention, AgreesWithItsDefinitionInDouble) {
       // up to 256 terms of a chunk and a few chunks: (256 + 8) u of sum p |v|, again at worst. Both
       // act on a mean of values below 5, twice (numerator and sum).
       const double u = 0x1p-24, dim = static_cast<double>(c.head_dim);
-      double tolerance = 2 * 5 * (6 * std::sqrt(dim) + 4 + 264) * u;
+      // A cap rounds scores 5 times more.
+      double tolerance = 2 * 5 * (6 * std::sqrt(dim) + 4 + 5 * std::min(c.softcap, 6.0) + 264) * u;
       const double rounding = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
       for (std::int64_t i = 0; i < want.size(); ++i) {
         ASSERT_NEAR(inputs.o.get(i), want.get(i), tolerance + rounding * std::abs(want.get(i)))
@@ -142,8 +156,7 @@ TEST(CpuCachedAttention, AgreesWithItsDefinitionInDouble) {
   }
 }
 
-TEST(CpuCachedAttention, BitsDependNeitherOnThreadsNorOnHowManyRowsARunHas) {
-  const Case whole{6, 2, 24, 600, {90}, {450}};
+void expect_bits_of_any_run(const Case& whole) {
   Inputs at_once(whole);
   cpu::ThreadPool one(1), four(4);
   at_once.run(one);
@@ -167,6 +180,11 @@ TEST(CpuCachedAttention, BitsDependNeitherOnThreadsNorOnHowManyRowsARunHas) {
     }
     EXPECT_TRUE(same_bits(o, at_once.o)) << step << " rows at a time";
   }
+}
+
+TEST(CpuCachedAttention, BitsDependNeitherOnThreadsNorOnHowManyRowsARunHas) {
+  expect_bits_of_any_run({6, 2, 24, 600, {90}, {450}});
+  expect_bits_of_any_run({6, 2, 24, 600, {90}, {450}, DType::f32, 33, 4});
 }
 
 TEST(CpuCachedAttention, InfiniteScoresGiveWhatSoftmaxGives) {

@@ -20,25 +20,30 @@
 
 namespace coda::cuda {
 
-inline AttentionVariant variant_of(DType dtype, std::int64_t head_dim, bool backward) {
-  AttentionVariant variant;
-  variant.dtype = dtype;
-  variant.head_dim = head_dim;
-  variant.backward = backward;
-  return variant;
-}
-
 struct Case {
   DType dtype;
   std::int64_t n_heads, n_kv_heads, head_dim;
   std::vector<std::int64_t> cu_seqlens;
   bool aligned = true;
   DType offsets = DType::i32;
+  std::int64_t window = 0;
+  double softcap = 0;
 };
 
+inline AttentionVariant variant_of(const Case& c, bool backward) {
+  AttentionVariant variant;
+  variant.dtype = c.dtype;
+  variant.head_dim = c.head_dim;
+  variant.backward = backward;
+  variant.window = c.window > 0;
+  variant.softcap = c.softcap > 0;
+  return variant;
+}
+
 inline std::string to_text(const Case& c) {
-  return fmt::format("{} heads {}/{} of {}, M {}, {} sequences", name_of(c.dtype), c.n_heads,
-                     c.n_kv_heads, c.head_dim, c.cu_seqlens.back(), c.cu_seqlens.size() - 1);
+  return fmt::format("{} heads {}/{} of {}, M {}, {} sequences, window {}, softcap {}",
+                     name_of(c.dtype), c.n_heads, c.n_kv_heads, c.head_dim, c.cu_seqlens.back(),
+                     c.cu_seqlens.size() - 1, c.window, c.softcap);
 }
 
 /// Rows inside wider rows, all NaN at first, so that whoever ignores the stride, reads outside or
@@ -89,6 +94,8 @@ struct Operands {
     attrs.index2 = static_cast<std::int32_t>(c.n_kv_heads);
     attrs.period = c.head_dim;
     attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    attrs.lo = c.window;
+    attrs.softcap = c.softcap;
     cu_seqlens = HostTensor(c.offsets, static_cast<std::int64_t>(c.cu_seqlens.size()), 1);
     for (std::size_t i = 0; i < c.cu_seqlens.size(); ++i) {
       cu_seqlens.set(static_cast<std::int64_t>(i), static_cast<double>(c.cu_seqlens[i]));
@@ -156,9 +163,12 @@ inline void expect_definition(const Case& c, const Runner& runner) {
   // q: of n weights, n^(1/2) of a rounding at worst, in the rows of two; fewer than two where there
   // are more, since roundings are independent. And fp32 sums: a score of up to 12 carries 12
   // sqrt(D) eps at most, which is its relative effect on p; sums over D features and up to M tokens
-  // add sqrt(D + M) eps. Gradients do that twice. e^x itself: 4 eps.
+  // add sqrt(D + M) eps. Gradients do that twice. e^x itself: 4 eps. A cap rounds scores 5 times
+  // more.
   const double eps = 0x1p-24;
-  const double sums = eps * (12 + 1 + 4) * std::sqrt(static_cast<double>(c.head_dim + run.tokens));
+  const double sums =
+      eps * ((12 + 1 + 4) * std::sqrt(static_cast<double>(c.head_dim + run.tokens)) +
+             5 * std::min(c.softcap, 12.0));
   const double limit = 3 * rounding(c.dtype) + sums;
   EXPECT_LE(error(run.o, want.o), limit) << "o";
   EXPECT_LE(error(run.lse, want.lse), sums) << "lse";

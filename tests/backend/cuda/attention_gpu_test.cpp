@@ -82,7 +82,7 @@ class CudaAttention : public GpuTest {
   /// One direction; results are copied back. The second of two runs, each on poisoned results, is
   /// recorded as a graph, and must repeat the first's bits.
   void run_direction(const Case& c, Operands& run, bool backward, const Make& make) {
-    const auto variant = variant_of(c.dtype, c.head_dim, backward);
+    const auto variant = variant_of(c, backward);
     const auto views = backward ? run.backward() : run.forward();
     const std::size_t results = backward ? 7 : 4;
     DeviceBuffer workspace;
@@ -149,8 +149,7 @@ class CudaAttention : public GpuTest {
         for (const bool backward : {false, true}) {
           auto& kernel = kernels[backward];
           if (!kernel) {
-            kernel =
-                make(run, variant_of(c.dtype, c.head_dim, backward), most, workspaces[backward]);
+            kernel = make(run, variant_of(c, backward), most, workspaces[backward]);
           }
           if (recorded != run.tokens) {
             kernel->bind({bound.data(), backward ? 10u : 6u}, run.tokens);
@@ -192,6 +191,28 @@ const Case kCases[] = {
     {DType::f32, 2, 1, 128, {0, 130}},
 };
 
+/// Windows of one key, within a tile, of whole tiles, across tiles, wider than a sequence; caps
+/// that bend every score, most, and none.
+const Case kOptions[] = {
+    {DType::bf16, 4, 2, 64, {0, 33}, true, DType::i32, 1},
+    {DType::bf16, 6, 2, 64, {0, 5, 5, 6, 140, 460}, true, DType::i32, 7},
+    {DType::bf16, 2, 1, 128, {0, 500}, true, DType::i32, 64},
+    {DType::bf16, 4, 1, 128, {0, 64, 128, 320}, true, DType::i64, 100, 3},
+    {DType::bf16, 2, 2, 80, {0, 97, 193}, false, DType::i32, 1000},
+    {DType::bf16, 2, 1, 256, {0, 350}, true, DType::i32, 128, 50},
+    {DType::bf16, 2, 1, 320, {0, 150}, true, DType::i32, 30, 2},
+    {DType::bf16, 8, 2, 64, {0, 200}, true, DType::i32, 0, 0.5},
+    {DType::f16, 4, 2, 64, {0, 97, 393}, true, DType::i32, 65, 4},
+    {DType::f16, 3, 1, 33, {0, 97, 193}, false, DType::i32, 20, 3},
+    {DType::f32, 4, 2, 64, {0, 33, 34, 361}, true, DType::i32, 63},
+    {DType::f32, 2, 1, 128, {0, 230}, true, DType::i32, 129, 30},
+    {DType::f32, 1, 1, 1, {0, 50}, false, DType::i32, 1, 1},
+};
+
+TEST_F(CudaAttention, WindowsAndCapsAgreeWithTheDefinition) {
+  for (const Case& c : kOptions) expect_definition(c, by(make_own));
+}
+
 TEST_F(CudaAttention, AgreesWithTheDefinition) {
   for (const Case& c : kCases) expect_definition(c, by(make_own));
 }
@@ -208,7 +229,9 @@ TEST_F(CudaAttention, AgreesWithTheDefinitionWithoutWgmma) {
 TEST_F(CudaAttention, SmallShapes) {
   for (const Case& c :
        {Case{DType::bf16, 2, 1, 64, {0, 5, 5, 140}}, Case{DType::f16, 1, 1, 128, {0, 66}},
-        Case{DType::bf16, 2, 1, 24, {0, 70}}, Case{DType::f32, 2, 1, 20, {0, 66}}}) {
+        Case{DType::bf16, 2, 1, 24, {0, 70}}, Case{DType::f32, 2, 1, 20, {0, 66}},
+        Case{DType::bf16, 2, 1, 24, {0, 140}, true, DType::i32, 9, 3},
+        Case{DType::f32, 2, 1, 20, {0, 140}, true, DType::i32, 9, 3}}) {
     expect_definition(c, by(make_own));
   }
 }
@@ -270,8 +293,7 @@ TEST_F(CudnnAttentionTest, WhatDoesNotFitRunsOnOurKernels) {
   for (const Case& c : {Case{DType::bf16, 2, 1, 64, {0, 70}, false}, many}) {
     Operands run(c, c.dtype);
     DeviceBuffer workspace;
-    const auto kernel =
-        make_cudnn(run, variant_of(c.dtype, c.head_dim, false), run.tokens, workspace);
+    const auto kernel = make_cudnn(run, variant_of(c, false), run.tokens, workspace);
     const Copies copies = to_device(run.forward());
     kernel->bind(copies.views, run.tokens);
     EXPECT_NE(why_own(*kernel), "");

@@ -28,17 +28,18 @@ namespace {
 TEST(CudaAttentionCompile, EveryKernelWithoutSpills) {
   if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
   std::vector<KernelSource> sources;
-  const auto add = [&](DType dtype, std::int64_t head_dim, bool wgmma = false) {
+  const auto add = [&](DType dtype, std::int64_t head_dim, bool wgmma = false,
+                       bool options = false) {
     for (const bool backward : {false, true}) {
-      AttentionVariant variant = variant_of(dtype, head_dim, backward);
-      variant.wgmma = wgmma;
+      AttentionVariant variant{dtype, head_dim, backward, wgmma, options, options};
       for (auto& source : attention_sources(variant)) sources.push_back(std::move(source));
     }
   };
   for (const std::int64_t head_dim : {128, 144, 256}) add(DType::bf16, head_dim);
   add(DType::f16, 64);
   for (const std::int64_t head_dim : {64, 128}) add(DType::bf16, head_dim, true);
-  add(DType::f32, 20);
+  for (const std::int64_t head_dim : {128, 256}) add(DType::bf16, head_dim, false, true);
+  for (const bool options : {false, true}) add(DType::f32, 20, false, options);
   for (auto& source : cudnn_attention_sources()) sources.push_back(std::move(source));
   std::mutex mutex;
   std::size_t next = 0;
@@ -74,7 +75,7 @@ TEST(CudaAttentionCompile, EveryKernelWithoutSpills) {
 /// Runs the kernels' text, compiled for the host.
 void run_on_host(const Case& c, Operands& run) {
   for (const bool backward : {false, true}) {
-    auto variant = variant_of(c.dtype, c.head_dim, backward);
+    auto variant = variant_of(c, backward);
     variant.wgmma = variant.may_use_wgmma() && c.aligned;
     std::vector<double> workspace(
         own_attention_workspace_bytes(run.attrs, variant, run.tokens) / sizeof(double) + 1, NAN);
@@ -112,6 +113,22 @@ TEST_F(CudaAttentionHost, AgreesWithTheDefinition) {
            Case{DType::f16, 2, 2, 128, {0, 130}},
            Case{DType::f32, 4, 2, 68, {0, 1, 67, 80}},
            Case{DType::f32, 2, 1, 68, {0, 65}, false},
+       }) {
+    expect_definition(c, run_on_host);
+  }
+}
+
+TEST_F(CudaAttentionHost, WindowsAndCaps) {
+  constexpr DType i32 = DType::i32;
+  for (const Case& c : {
+           Case{DType::bf16, 2, 1, 72, {0, 5, 5, 6, 140}, true, i32, 1},
+           Case{DType::bf16, 2, 1, 72, {0, 100, 300}, true, i32, 64},  // tiles left out
+           Case{DType::bf16, 2, 2, 64, {0, 100, 230}, true, i32, 37, 3},
+           Case{DType::bf16, 1, 1, 128, {0, 70}, true, i32, 1000, 0.5},  // wider than the sequence
+           Case{DType::f16, 2, 1, 20, {0, 63, 129}, false, i32, 0, 50},
+           Case{DType::f32, 2, 1, 68, {0, 1, 67, 260}, true, i32, 65},
+           Case{DType::f32, 2, 1, 20, {0, 90}, true, i32, 1},
+           Case{DType::f32, 2, 1, 20, {0, 5, 90}, true, i32, 20, 2},
        }) {
     expect_definition(c, run_on_host);
   }
@@ -187,6 +204,10 @@ TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
             "own kernels (cuDNN's do not take f32)");
   EXPECT_EQ(attention_choice({DType::bf16, 80, true}).text,
             "own kernels (cuDNN's are used for heads of 64 and 128, not 80)");
+  EXPECT_EQ(attention_choice({DType::bf16, 64, true, false, true}).text,
+            "own kernels (cuDNN's are used without window and softcap)");
+  EXPECT_EQ(attention_choice({DType::bf16, 64, false, false, false, true}).text,
+            "own kernels (cuDNN's are used without window and softcap)");
   ::setenv("CODA_ATTENTION", "own", 1);
   EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=own)");
   ::unsetenv("CODA_ATTENTION");
@@ -202,6 +223,8 @@ TEST(CudaAttentionChoice, SaysWhyOurKernelsRun) {
   EXPECT_TRUE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));
   EXPECT_FALSE((AttentionVariant{DType::bf16, 80, true}.may_use_wgmma()));
   EXPECT_FALSE((AttentionVariant{DType::f32, 64, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true, false, true}.may_use_wgmma()));
+  EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true, false, false, true}.may_use_wgmma()));
   ::setenv("CODA_ATTENTION", "mma", 1);
   EXPECT_EQ(attention_choice({DType::bf16, 64, true}).text, "own kernels (CODA_ATTENTION=mma)");
   EXPECT_FALSE((AttentionVariant{DType::bf16, 64, true}.may_use_wgmma()));

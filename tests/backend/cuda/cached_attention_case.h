@@ -21,12 +21,14 @@ struct CacheCase {
   std::vector<std::int64_t> past, added;  ///< rows of each sequence, in the cache and in the run
   bool aligned = true;
   DType lists = DType::i32;
+  std::int64_t window = 0;
+  double softcap = 0;
 };
 
 inline std::string to_text(const CacheCase& c) {
-  return fmt::format("{} heads {}/{} of {}, past {}, {} rows, {} sequences", name_of(c.dtype),
-                     c.n_heads, c.n_kv_heads, c.head_dim, c.past.front(), c.added.front(),
-                     c.past.size());
+  return fmt::format("{} heads {}/{} of {}, past {}, {} rows, {} sequences, window {}, softcap {}",
+                     name_of(c.dtype), c.n_heads, c.n_kv_heads, c.head_dim, c.past.front(),
+                     c.added.front(), c.past.size(), c.window, c.softcap);
 }
 
 /// Operands of a run. Rows of the caches behind `past`, gaps between rows and o are NaN.
@@ -43,6 +45,8 @@ struct CacheOperands {
     attrs.period = c.head_dim;
     attrs.hi = c.capacity;
     attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    attrs.lo = c.window;
+    attrs.softcap = c.softcap;
     const auto sequences = static_cast<std::int64_t>(c.past.size());
     cu_seqlens = HostTensor(c.lists, sequences + 1, 1);
     past = HostTensor(c.lists, sequences, 1);
@@ -98,12 +102,13 @@ inline void expect_definition(const CacheCase& c, const CacheRunner& runner) {
                               want.view);
   runner(c, run);
   // o is rounded once. Scores of up to 12 carry 12 sqrt(D) eps at most, their relative effect on a
-  // weight; e^x 4 eps; sums over up to `keys` keys add sqrt(keys) eps, twice (o and total).
+  // weight, and a cap 5 roundings more; e^x 4 eps; sums over up to `keys` keys add sqrt(keys) eps,
+  // twice (o and total).
   const double eps = 0x1p-24;
   const auto keys =
       static_cast<double>(*std::max_element(c.past.begin(), c.past.end()) + run.tokens);
-  const double sums =
-      eps * (12 * std::sqrt(static_cast<double>(c.head_dim)) + 4 + 2 * std::sqrt(keys));
+  const double sums = eps * (12 * std::sqrt(static_cast<double>(c.head_dim)) +
+                             5 * std::min(c.softcap, 12.0) + 4 + 2 * std::sqrt(keys));
   EXPECT_LE(error(run.o, want), 2 * rounding(c.dtype) + sums);
   EXPECT_TRUE(same_bits(run.cache_k, same.cache_k)) << "what else the cache holds stays";
   EXPECT_TRUE(same_bits(run.cache_v, same.cache_v));

@@ -103,6 +103,11 @@ TEST_F(CudaCachedAttention, AgreesWithTheDefinition) {
       {DType::f32, 6, 6, 5, 200, {130, 0}, {1, 9}, false},
       {DType::f32, 4, 2, 64, 700, {600}, {1}},
       {DType::f32, 4, 4, 100, 700, {64}, {64}},
+      {DType::bf16, 32, 8, 64, 2100, {2000}, {1}, true, DType::i32, 1},
+      {DType::bf16, 8, 2, 128, 5000, {4500, 17}, {1, 9}, true, DType::i32, 700, 3},
+      {DType::f16, 4, 2, 64, 600, {200}, {256}, true, DType::i32, 100},
+      {DType::f32, 6, 6, 5, 200, {130, 0}, {1, 9}, false, DType::i64, 65, 0.5},
+      {DType::f32, 4, 2, 64, 700, {600}, {1}, true, DType::i32, 0, 30},
   });
 }
 

@@ -16,14 +16,16 @@ namespace {
 
 TEST(CudaCachedAttentionCompile, EveryKernelWithoutSpills) {
   if (!Nvrtc::why_not().empty()) GTEST_SKIP() << Nvrtc::why_not();
-  for (const auto& [dtype, head_dim, aligned] : {std::tuple{DType::bf16, 64, true},
-                                                 {DType::bf16, 128, true},
-                                                 {DType::f16, 320, true},
-                                                 {DType::f32, 64, true},
-                                                 {DType::f32, 128, true},
-                                                 {DType::f32, 5, false},
-                                                 {DType::bf16, 100, false}}) {
-    for (const auto& source : cached_attention_sources({dtype, head_dim, aligned})) {
+  for (const CachedAttentionVariant& variant : {CachedAttentionVariant{DType::bf16, 64, true},
+                                                {DType::bf16, 128, true},
+                                                {DType::f16, 320, true},
+                                                {DType::f32, 64, true},
+                                                {DType::f32, 128, true},
+                                                {DType::f32, 5, false},
+                                                {DType::bf16, 100, false},
+                                                {DType::bf16, 128, true, true, true},
+                                                {DType::f32, 64, true, true, true}}) {
+    for (const auto& source : cached_attention_sources(variant)) {
       const auto compiled = compile_checked(source);  // throws on a stack frame
       const auto resources = read_cubin(compiled.cubin, source.entry);
       EXPECT_LE(resources.shared_bytes, 49152u) << source.name;
@@ -43,7 +45,8 @@ unsigned run_on_host(const CacheCase& c, CacheOperands& run) {
   const auto launches =
       cached_attention_launches(run.attrs, views, run.tokens, workspace.data(), &flag);
   const bool aligned = is_aligned_for_cache(run.attrs, views);
-  const auto sources = cached_attention_sources({c.dtype, c.head_dim, aligned});
+  const auto sources =
+      cached_attention_sources({c.dtype, c.head_dim, aligned, c.window > 0, c.softcap > 0});
   const void* const argument = &launches.params;
   if (launches.parts_grid == 0) return flag;
   kernels.get(sources[0])
@@ -69,6 +72,11 @@ TEST_F(CudaCachedAttentionHost, AgreesWithTheDefinition) {
            CacheCase{DType::f32, 3, 3, 5, 200, {130, 0}, {1, 9}},
            CacheCase{DType::f32, 2, 2, 64, 129, {128}, {1}, false},
            CacheCase{DType::f16, 2, 1, 136, 90, {80, 2}, {3, 1}},  // columns by two CTAs
+           // Windows: of one key; that leave out steps of keys; wider than the cache. Caps.
+           CacheCase{DType::f32, 4, 1, 20, 200, {130, 0}, {1, 9}, true, DType::i32, 1},
+           CacheCase{DType::bf16, 4, 1, 64, 700, {600}, {3}, true, DType::i32, 150},
+           CacheCase{DType::f32, 2, 2, 20, 300, {0, 63}, {1, 170}, true, DType::i32, 70, 2},
+           CacheCase{DType::bf16, 4, 2, 64, 100, {70}, {5}, true, DType::i32, 1000, 0.5},
        }) {
     expect_definition(
         c, [](const CacheCase& of, CacheOperands& run) { EXPECT_EQ(run_on_host(of, run), 0u); });

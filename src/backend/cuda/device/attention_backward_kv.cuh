@@ -1,6 +1,6 @@
 // d_k and d_v for bf16 and f16 on the tensor cores, after coda_attention_delta. Gradients of q, and of k
 // and v, are two kernels, so that every sum has one owner and one order:
-//   p = e^(scale q k^T - lse)   ds = p (d_o v^T - delta)
+//   p = e^(scale q k^T - lse)   ds = p (d_o v^T - delta), times a capped score's slope
 //   d_v = p^T d_o   d_k = scale ds^T q   d_q = scale ds k
 #pragma once
 
@@ -42,10 +42,11 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
   copy_async_commit();
 
   float d_k[kChunkBlocks][4] = {}, d_v[kChunkBlocks][4] = {};
+  const int end = queries_end(p, block);
   int head = kv_head * p.group, query = block.first, buffer = 0;
   const int heads_end = head + p.group;
   while (head < heads_end) {
-    const bool last = query + kAttentionTile >= block.end;  // of this head
+    const bool last = query + kAttentionTile >= end;  // of this head
     const int next_head = last ? head + 1 : head;
     const int next_query = last ? block.first : query + kAttentionTile;
     if (next_head < heads_end) load_queries(next_head, next_query, buffer ^ 1);
@@ -56,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
     const u32 q_tile = q_tiles + buffer * kTileBytes, d_o_tile = d_o_tiles + buffer * kTileBytes;
     const float* lse = vectors + buffer * 2 * kAttentionTile;
     const float* delta = lse + kAttentionTile;
-    const bool edge = last || query == block.first;  // has hidden scores
+    const bool edge = last || has_hidden(p, query - block.first);
     // By halves of 32 queries, which is what registers allow beside 128 columns of d_k and d_v.
 #pragma unroll 1
     for (int half = 0; half < kAttentionTile; half += 32) {
       // Step 1: p, and d_v += p^T d_o.
-      float s[4][4];
+      float s[4][4], slope[4][4];
       dot_rows(k_tile, 16 * warp, q_tile, half, lane, s);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -69,8 +70,10 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
         for (int e = 0; e < 4; ++e) {
           const int row = block.first + 16 * warp + lane / 4 + 8 * (e / 2);
           const int column = half + 8 * j + lane % 4 * 2 + e % 2;
-          const bool hidden = edge && (row > query + column || query + column >= block.end);
-          s[j][e] = hidden ? 0.0f : probability(s[j][e], p.scale, lse[column]);
+          const bool hidden =
+              edge && (!is_seen(p, query + column - row) || query + column >= block.end);
+          slope[j][e] = score_slope(p, s[j][e]);
+          s[j][e] = hidden ? 0.0f : probability(p, s[j][e], lse[column]);
         }
       }
       add_tokens(s, d_o_tile, half, chunk * kChunkDim, lane, d_v);
@@ -82,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          s[j][e] *= d_p[j][e] - delta[half + 8 * j + lane % 4 * 2 + e % 2];
+          s[j][e] *= slope[j][e] * (d_p[j][e] - delta[half + 8 * j + lane % 4 * 2 + e % 2]);
         }
       }
       add_tokens(s, q_tile, half, chunk * kChunkDim, lane, d_k);

@@ -1,4 +1,5 @@
-// Which rows of which sequence a CTA works on, and delta = dot(o, d_o), for all attention kernels.
+// Which rows of which sequence a CTA works on and which keys a query sees, for all attention
+// kernels without a cache. The prelude says whether there is a window: kWindow.
 #pragma once
 
 namespace coda_device {
@@ -32,6 +33,28 @@ CODA_DEVICE bool find_block(const AttentionParams& p, int slot, AttentionBlock& 
   block.end = sequence_offset(p, low + 1);
   block.first = block.begin + (slot - block.begin / kBlockRows - low) * kBlockRows;
   return block.first < block.end;
+}
+
+/// Does a query see the key `ahead` rows before it?
+CODA_DEVICE bool is_seen(const AttentionParams& p, int ahead) {
+  return ahead >= 0 && (!kWindow || ahead < p.window);
+}
+/// Is there, of 64 queries and 64 keys whose first is `ahead` rows before theirs, one that does not
+/// see another?
+CODA_DEVICE bool has_hidden(const AttentionParams& p, int ahead) {
+  return ahead < kAttentionTile || (kWindow && ahead + kAttentionTile > p.window);
+}
+/// Of the keys that the queries of a block see: tiles before the first that holds one.
+CODA_DEVICE int hidden_tiles(const AttentionParams& p, const AttentionBlock& block) {
+  if (!kWindow) return 0;
+  const int before = block.first - block.begin + 1 - p.window;
+  return before > 0 ? before / kAttentionTile : 0;
+}
+/// Where the queries end that see a key of a block.
+CODA_DEVICE int queries_end(const AttentionParams& p, const AttentionBlock& block) {
+  if (!kWindow) return block.end;
+  const int end = block.first + kBlockRows - 1 + p.window;
+  return end < block.end ? end : block.end;
 }
 
 }  // namespace coda_device

@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
   const int kv_column = head / p.group * kHeadDim;
   const bool aligned = p.aligned != 0;
   const int tiles = (block.first - block.begin) / kAttentionTile + 1;
+  const int first_tile = hidden_tiles(p, block);
   const float infinity = __int_as_float(0x7f800000);
 
   const auto load_keys = [&](int i) {
@@ -26,31 +27,31 @@ extern "C" __global__ void __launch_bounds__(kTileThreads)
     load_tile(v_tiles + i % 2 * kTileBytes, p.v, key, block.end, kv_column, aligned);
   };
   load_tile(q_tile, p.q, block.first, block.end, head * kHeadDim, aligned);
-  load_keys(0);
+  load_keys(first_tile);
   copy_async_commit();
 
   float o[kChunkBlocks][4] = {};
   float largest[2] = {-infinity, -infinity}, total[2] = {};  // of rows g and g + 8
-  for (int i = 0; i < tiles; ++i) {
+  for (int i = first_tile; i < tiles; ++i) {
     // Step 1: the next keys on their way, this step's here.
     if (i + 1 < tiles) load_keys(i + 1);
     copy_async_commit();
     copy_async_wait<1>();
     __syncthreads();
 
-    // Step 2: scores; in the last tile a query must not look ahead.
+    // Step 2: scores; a query must not look ahead, nor before its window.
     float s[8][4];
     dot_rows(q_tile, 16 * warp, k_tiles + i % 2 * kTileBytes, 0, lane, s);
-    const bool diagonal = i + 1 == tiles;
+    const int ahead = block.first - block.begin - i * kAttentionTile;
+    const bool edge = has_hidden(p, ahead);
     float here[2] = {-infinity, -infinity};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        // Rounded by itself: see probability() in attention_tile.cuh.
-        s[j][e] = __fmul_rn(s[j][e], p.scale);
+        s[j][e] = score_of(p, s[j][e]);
         const int query = 16 * warp + lane / 4 + 8 * (e / 2), key = 8 * j + lane % 4 * 2 + e % 2;
-        if (diagonal && key > query) s[j][e] = -infinity;
+        if (edge && !is_seen(p, ahead + query - key)) s[j][e] = -infinity;
         here[e / 2] = fmaxf(here[e / 2], s[j][e]);
       }
     }

@@ -25,6 +25,8 @@ struct AttentionParams {
   int slots;                ///< tiles of rows to look for: tokens / kBlockRows + sequences
   int aligned;              ///< all pointers and rows lie at multiples of 16 bytes
   float scale;
+  int window;               ///< keys that a query sees at most; read if kWindow
+  float softcap;            ///< read if kSoftcap
 };
 
 /// Of attention_offsets.cuh: what cuDNN reads beside the matrices.

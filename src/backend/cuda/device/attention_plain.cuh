@@ -13,14 +13,12 @@ constexpr int kPlainThreads = 256;
 constexpr int kPlainDepth = 32;                   // features or tokens a step
 constexpr int kPlainRun = 8;  // terms that are added up by themselves: long fp32 sums lose digits
 constexpr int kPlainPitch = kAttentionTile + 1;
+constexpr int kPlainCtas = kSoftcap ? 1 : 2;      // of a multiprocessor: what registers allow
 constexpr int kPlainChunks = (kHeadDim + kAttentionTile - 1) / kAttentionTile;
 
 /// Exponentials and logarithms at the sums' precision.
 CODA_DEVICE float exponential(float x) { return expf(x); }
 CODA_DEVICE float logarithm(float x) { return logf(x); }
-/// Rounded products, never fused into an addition: a largest score must be scaled to the same
-/// number wherever it is computed.
-CODA_DEVICE float scaled(float x, float scale) { return __fmul_rn(x, scale); }
 
 struct PlainShared {
   float a[kPlainDepth][kPlainPitch];
@@ -141,7 +139,8 @@ CODA_DEVICE float row_largest(float x) {
   return x;
 }
 
-/// p and ds = p (d_o v^T - delta) of queries q (rows) against keys k (columns), into shared memory.
+/// p and ds = p (d_o v^T - delta), times the score's slope, of queries q (rows) against keys k
+/// (columns), into shared memory.
 CODA_DEVICE void score_gradients(const AttentionParams& p, const PlainRows& q, const PlainRows& d_o,
                                  const PlainRows& k, const PlainRows& v, int head, int row,
                                  int column, PlainShared& shared) {
@@ -158,10 +157,11 @@ CODA_DEVICE void score_gradients(const AttentionParams& p, const PlainRows& q, c
                : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const bool seen = exists && k.first + column + j <= t;
-      const float probability = seen ? exponential(scaled(s[i][j], p.scale) - lse) : 0.0f;
+      const bool seen = exists && is_seen(p, t - (k.first + column + j));
+      const float probability = seen ? exponential(score_of(p, s[i][j]) - lse) : 0.0f;
+      const float ds = probability * (d_p[i][j] - delta) * score_slope(p, s[i][j]);
       shared.p[row + i][column + j] = probability;
-      shared.ds[row + i][column + j] = seen ? probability * (d_p[i][j] - delta) : 0.0f;
+      shared.ds[row + i][column + j] = seen ? ds : 0.0f;
     }
   }
 }

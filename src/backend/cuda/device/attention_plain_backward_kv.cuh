@@ -4,7 +4,7 @@
 namespace coda_device {
 
 /// One tile of keys and one key-value head, whose query heads and queries are taken in order.
-extern "C" __global__ void __launch_bounds__(kPlainThreads)
+extern "C" __global__ void __launch_bounds__(kPlainThreads, kPlainCtas)
     coda_attention_plain_backward_kv(const AttentionParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   PlainShared& shared = *reinterpret_cast<PlainShared*>(memory);
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   float d_k[4][4] = {}, d_v[4][4] = {};
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
-    for (int query = block.first; query < block.end; query += kAttentionTile) {
+    for (int query = block.first; query < queries_end(p, block); query += kAttentionTile) {
       const PlainRows q{p.q, query, block.end, head * kHeadDim};
       const PlainRows d_o{p.d_o, query, block.end, head * kHeadDim};
       score_gradients(p, q, d_o, k, v, head, row, column, shared);

@@ -4,7 +4,7 @@
 
 namespace coda_device {
 
-extern "C" __global__ void __launch_bounds__(kPlainThreads)
+extern "C" __global__ void __launch_bounds__(kPlainThreads, kPlainCtas)
     coda_attention_plain_backward_q(const AttentionParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   PlainShared& shared = *reinterpret_cast<PlainShared*>(memory);
@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
   const PlainRows q{p.q, block.first, block.end, head * kHeadDim};
   const PlainRows d_o{p.d_o, block.first, block.end, head * kHeadDim};
   float d_q[4][4] = {};
-  for (int key = block.begin; key <= block.first; key += kAttentionTile) {
+  const int first_key = block.begin + hidden_tiles(p, block) * kAttentionTile;
+  for (int key = first_key; key <= block.first; key += kAttentionTile) {
     const PlainRows k{p.k, key, block.end, kv_column}, v{p.v, key, block.end, kv_column};
     score_gradients(p, q, d_o, k, v, head, row, column, shared);
     add_tokens(&shared.ds[0][0], kPlainPitch, 1, k, chunk, shared, row, column, d_q);

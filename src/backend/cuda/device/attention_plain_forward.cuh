@@ -3,7 +3,7 @@
 
 namespace coda_device {
 
-extern "C" __global__ void __launch_bounds__(kPlainThreads)
+extern "C" __global__ void __launch_bounds__(kPlainThreads, kPlainCtas)
     coda_attention_plain_forward(const AttentionParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   PlainShared& shared = *reinterpret_cast<PlainShared*>(memory);
@@ -25,7 +25,8 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
     largest[i] = -infinity;
     total[i] = 0;
   }
-  for (int key = block.begin; key <= block.first; key += kAttentionTile) {
+  const int first_key = block.begin + hidden_tiles(p, block) * kAttentionTile;
+  for (int key = first_key; key <= block.first; key += kAttentionTile) {
     // Step 1: scores, -inf where a query must not look.
     const PlainRows k{p.k, key, block.end, kv_column}, v{p.v, key, block.end, kv_column};
     float s[4][4];
@@ -36,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads)
       float here = -infinity;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool seen = key + column + j <= block.first + row + i;
-        s[i][j] = seen ? scaled(s[i][j], p.scale) : -infinity;
+        const bool seen = is_seen(p, block.first + row + i - (key + column + j));
+        s[i][j] = seen ? score_of(p, s[i][j]) : -infinity;
         here = s[i][j] > here ? s[i][j] : here;
       }
       here = row_largest(here);

@@ -146,10 +146,9 @@ CODA_DEVICE void store_tile(const AttentionRows& x, int row, int end, int head, 
   }
 }
 
-/// p of one score. The product is rounded by itself, as it was for lse: fused with the subtraction,
-/// a huge largest score would leave its rounding error in the exponent.
-CODA_DEVICE float probability(float score, float scale, float lse) {
-  return exp2_approximate((__fmul_rn(score, scale) - lse) * kLog2E);
+/// p of one q . k.
+CODA_DEVICE float probability(const AttentionParams& p, float product, float lse) {
+  return exp2_approximate((score_of(p, product) - lse) * kLog2E);
 }
 
 /// Over the 4 lanes that share a row.

@@ -1,7 +1,7 @@
 // Attention of a run's queries to keys and values of earlier runs, which lie in a cache, and to
 // its own, which go behind them. Two kernels: parts, whose CTAs take a block of queries and a part
 // of their keys; and the sums of the parts, in ascending order. The prelude defines Element,
-// kHeadDim and kPiece, the elements a lane loads at once.
+// kHeadDim, kPiece, the elements a lane loads at once, kWindow and kSoftcap.
 //
 // Queries of a sequence that share a key-value head are its rows: token t, query head h of the
 // group is row t * group + h. A block is kCacheQueries of them. Eight lanes share a key; each has
@@ -71,9 +71,18 @@ CODA_DEVICE long long keys_of_part(const CachedAttentionParams& p, long long see
   return (steps + p.splits - 1) / p.splits * kCacheStep;
 }
 
-/// Keys that row `row` of a sequence sees in all.
+/// Keys before and at row `row` of a sequence. It sees the last `window` of them.
 CODA_DEVICE long long seen_by(const CachedAttentionParams& p, const CachedSequence& s, int row) {
   return s.past + row / p.group + 1;
+}
+/// Does a row see a key, with so many before and at it?
+CODA_DEVICE bool sees(const CachedAttentionParams& p, long long seen, long long key) {
+  return key < seen && (!kWindow || key >= seen - p.window);
+}
+/// Whole steps of keys that neither row `row` nor any after it sees.
+CODA_DEVICE long long hidden_by(const CachedAttentionParams& p, const CachedSequence& s, int row) {
+  const long long before = kWindow ? seen_by(p, s, row) - p.window : 0;
+  return before > 0 ? before / kCacheStep * kCacheStep : 0;
 }
 
 /// Where a key or value of a sequence's head lies: in the cache, or behind it in this run.
@@ -179,8 +188,9 @@ struct RunningQueries {
 };
 
 /// Four keys of eight lanes, from `key` on: scores of every query, -inf where it must not look.
-CODA_DEVICE void score_keys(const float (&q)[kCacheQueries][kHeadSlices * kSlice],
-                            const CachedRows& keys, long long key, long long end, float scale,
+CODA_DEVICE void score_keys(const CachedAttentionParams& p,
+                            const float (&q)[kCacheQueries][kHeadSlices * kSlice],
+                            const CachedRows& keys, long long key, long long end,
                             const long long (&seen)[kCacheQueries],
                             float (&s)[kCacheQueries][kKeysAtOnce]) {
   const int piece = static_cast<int>(threadIdx.x) % kKeyLanes * kPiece;
@@ -212,8 +222,7 @@ CODA_DEVICE void score_keys(const float (&q)[kCacheQueries][kHeadSlices * kSlice
       for (int other = 1; other < kKeyLanes; other *= 2) {
         s[r][u] += __shfl_xor_sync(0xffffffffu, s[r][u], other);
       }
-      // Rounded by itself, so that a huge score is the same wherever it is computed.
-      s[r][u] = key + u < seen[r] ? __fmul_rn(s[r][u], scale) : -__int_as_float(0x7f800000);
+      s[r][u] = sees(p, seen[r], key + u) ? score_of(p, s[r][u]) : -__int_as_float(0x7f800000);
     }
   }
 }
@@ -277,8 +286,8 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
   if (first >= rows || !s.good) return;
   const int count = min(kCacheQueries, rows - first);
   const long long most = seen_by(p, s, first + count - 1);
-  const long long part_keys = keys_of_part(p, most);
-  const long long part_first = static_cast<long long>(blockIdx.y) * part_keys;
+  const long long hidden = hidden_by(p, s, first), part_keys = keys_of_part(p, most - hidden);
+  const long long part_first = hidden + static_cast<long long>(blockIdx.y) * part_keys;
   if (part_first >= most) return;
   const long long part_end = part_first + part_keys < most ? part_first + part_keys : most;
 
@@ -308,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
     float v[kKeysAtOnce][kPiece];
     values.load_keys(key, part_end, first_column + piece, v);
     float weights[kCacheQueries][kKeysAtOnce];
-    score_keys(shared.q, keys, key, part_end, p.scale, seen, weights);
+    score_keys(p, shared.q, keys, key, part_end, seen, weights);
 #pragma unroll
     for (int r = 0; r < kCacheQueries; ++r) sums.weigh(r, weights[r]);
 #pragma unroll
@@ -318,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
       for (int r = 0; r < kCacheQueries; ++r) {
 #pragma unroll
         for (int u = 0; u < kKeysAtOnce; ++u) {
-          if (key + u >= seen[r]) continue;  // a weight of 0, but the value may be infinite
+          if (!sees(p, seen[r], key + u)) continue;  // a weight of 0, but the value may be infinite
 #pragma unroll
           for (int e = 0; e < kPiece; ++e) sums.o[r][i][e] += weights[r][u] * v[u][e];
         }
@@ -399,8 +408,8 @@ extern "C" __global__ void __launch_bounds__(kCacheThreads)
   const int row = (token - s.begin) * p.group + head % p.group;
   const int in_block = row % kCacheQueries, first = row - in_block;
   const long long most = seen_by(p, s, min(first + kCacheQueries, rows) - 1);
-  const long long part_keys = keys_of_part(p, most);
-  const int parts = static_cast<int>((most + part_keys - 1) / part_keys);
+  const long long hidden = hidden_by(p, s, first), part_keys = keys_of_part(p, most - hidden);
+  const int parts = static_cast<int>((most - hidden + part_keys - 1) / part_keys);
   const long long slot = first_slot(p, s.index) + first / kCacheQueries;
   const long long at = (slot * p.kv_heads + kv_head) * p.splits * kCacheQueries + in_block;
   float* const factor = factors[threadIdx.x / 32];

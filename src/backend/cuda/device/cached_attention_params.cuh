@@ -22,6 +22,8 @@ struct CachedAttentionParams {
   int splits;                  ///< parts of the keys, at most
   long long capacity;
   float scale;
+  long long window;            ///< keys that a query sees at most; read if kWindow
+  float softcap;               ///< read if kSoftcap
   float* part_o;               ///< [slots, kv_heads, splits, kCacheQueries, head_dim], sums
   float* part_rows;            ///< [slots, kv_heads, splits, kCacheQueries, 2], largest and total
   unsigned* error_flag;
