@@ -106,6 +106,23 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
+/// The bytes of everything a step writes.
+std::vector<char> outputs(const Step& step, const std::vector<TensorView>& views,
+                          const Stream& stream) {
+  std::vector<char> bytes;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (!step.program->operands[i].output) continue;
+    const std::size_t start = bytes.size();
+    bytes.resize(start + views[i].bytes());
+    check(driver().memcpy_dtoh_async(bytes.data() + start,
+                                     reinterpret_cast<DevicePointer>(views[i].data),
+                                     views[i].bytes(), stream.handle()),
+          "cuMemcpyDtoHAsync");
+    stream.synchronize();
+  }
+  return bytes;
+}
+
 template <class Run>
 double milliseconds(const Stream& stream, int times, const Run& run) {
   Event start, stop;
@@ -129,6 +146,13 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
   std::vector<TensorView> views;
   for (const Slice& slice : step.slices) views.push_back(memory.view(slice));
   kernel->bind(views, s.tokens);
+  context.simple_epilogues = true;
+  const auto simple = make_gemm_kernel(step, plan, context);
+  simple->bind(views, s.tokens);
+  simple->launch(stream);
+  const std::vector<char> expected = outputs(step, views, stream);
+  kernel->launch(stream);
+  const bool same = outputs(step, views, stream) == expected;
 
   // The bare GEMM of the same operands, into a matrix of its own.
   const EpilogueLaunch& launch = program.plan().launches[0];
@@ -166,10 +190,11 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
     bare_s.push_back(milliseconds(stream, n_bare, bare_once));
   }
   const double fs = median(fused_s), bs = median(bare_s);
-  std::printf("%-42s %s %6lld %6lld %6lld | %8.4f %8.4f %6.3f | %8.4f %8.4f %6.3f | %s\n",
+  std::printf("%-42s %s %6lld %6lld %6lld | %8.4f %8.4f %6.3f | %8.4f %8.4f %6.3f | %s%s\n",
               step.program->name.c_str(), shape.layout().c_str(), static_cast<long long>(shape.m),
               static_cast<long long>(shape.n), static_cast<long long>(shape.k), fused_i, bare_i,
-              fused_i / bare_i, fs, bs, fs / bs, bare.kernel_name().c_str());
+              fused_i / bare_i, fs, bs, fs / bs, bare.kernel_name().c_str(),
+              same ? "" : ", BITS DIFFER from the simple form");
   std::fflush(stdout);
 }
 

@@ -124,7 +124,6 @@ class Planner {
     for (const EpilogueBlock& piece : blocks) {
       EpilogueLaunch& launch = launch_for(parts.row, rows, n_parts);
       launch.chunk = std::lcm(launch.chunk, layout->chunk);
-      launch.cycles = std::max(launch.cycles, cycles_of(section));
       launch.column_sums |= slab > 0;
       launch.light = launch.light && section.nodes.size() <= 4 &&
                      std::all_of(section.sinks.begin(), section.sinks.end(),
@@ -132,23 +131,6 @@ class Planner {
       launch.slab_columns = std::max(launch.slab_columns, slab);
       launch.blocks.push_back(piece);
     }
-  }
-
-  /// What the epilogue of a tile of 128 x 256 takes, beyond storing one 16-bit tile. Fitted to six
-  /// programs on an H200 (docs/performance-log.md): loads wait, stores and arithmetic do not.
-  double cycles_of(const LoweredSection& section) const {
-    constexpr double kLoad = 6000, kStore = 2000, kRotate = 3000, kOp = 200;
-    double cycles = 0;
-    for (const i32 index : section.nodes) {
-      const Node& node = plan_.lowered.nodes[at(index)];
-      if (node.op == Op::acc) continue;
-      const bool rotation = node.op == Op::rotate || node.op == Op::unrotate;
-      cycles += node.op == Op::load_tile ? kLoad : rotation ? kRotate : kOp;
-    }
-    double stores = -1;
-    for (const auto& sink : section.sinks)
-      stores += sink.op == Op::store_tile ? 1 : is_online(sink.op) ? 2 : 0.2;
-    return cycles + kStore * std::max(stores, 0.0);
   }
 
   /// The launch that has room for one more block.
@@ -286,6 +268,7 @@ std::size_t operand_count(const Program& program, const EpiloguePlan& plan) {
 EpiloguePlan plan_epilogue(const Program& program) {
   EpiloguePlan plan = Planner(program).run();
   plan.maps = staged_stores(program, plan);
+  plan.loads = ring_loads(program, plan);
   return plan;
 }
 

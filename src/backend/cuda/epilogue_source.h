@@ -33,7 +33,6 @@ struct EpilogueLaunch {
   std::int64_t chunk = 64;   ///< a part of a tile must be a multiple of this wide
   bool column_sums = false;  ///< a tile must have a multiple of kRowGranule rows
   double slab_columns = 0;   ///< floats of column sums for a column of a part, in a warp's staging
-  double cycles = 0;         ///< of a tile of 128 x 256, about; 0: the bare epilogue's
   bool light = true;         ///< small enough to stand in a kernel twice (split tiles)
   std::vector<EpilogueBlock> blocks;
 };
@@ -46,11 +45,20 @@ struct EpilogueVector {
   std::int64_t period = 1;      ///< floats of one element: angles have a row each
 };
 
-/// Columns [column, column + columns) of an output that leave through shared memory by TMA.
+/// Columns [column, column + columns) of a tile that moves through shared memory by TMA, from `row`
+/// on.
 struct EpilogueMap {
   std::int32_t operand = -1;
   std::int64_t column = 0;
   std::int64_t columns = 0;
+  std::int64_t row = 0;
+};
+
+/// How an epilogue moves its tiles.
+struct EpilogueForm {
+  bool staged = false;    ///< 16-bit tiles leave through shared memory by TMA; else every store is direct
+  bool ring = false;      ///< tile operands of 16 bits come by TMA, as stages of the ring
+  bool deferred = false;  ///< what can wait for the next tile's multiplies does
 };
 
 /// How a program's epilogue runs.
@@ -60,6 +68,7 @@ struct EpiloguePlan {
   bool fits = true;  ///< false: a section that no fragment can hold (program_split.h)
   std::vector<EpilogueVector> vectors;
   std::vector<EpilogueMap> maps;     ///< of a staged epilogue, in the order of Params::maps
+  std::vector<EpilogueMap> loads;    ///< of one with ring loads, in the order of Params::loads
   std::vector<std::int32_t> stages;  ///< per value: launch of the vector kernel, -1: none
   std::int32_t stage_count = 0;
 };
@@ -70,13 +79,26 @@ EpiloguePlan plan_epilogue(const Program& program);
 /// Operands of generated kernels: those of the program, then plan.vectors.
 std::size_t operand_count(const Program& program, const EpiloguePlan& plan);
 
-/// Stores that TMA can make if the memory is aligned.
+/// Stores, and loads, that TMA can make if the memory is aligned.
 std::vector<EpilogueMap> staged_stores(const Program& program, const EpiloguePlan& plan);
+std::vector<EpilogueMap> ring_loads(const Program& program, const EpiloguePlan& plan);
 
-/// `class Epilogue` for one launch. `staged`: plan.maps leave by TMA; otherwise every store is
-/// direct.
+/// What tiles of one launch can do on a configuration: kernels that defer hold half as many
+/// registers as the accumulators, all of a tile's operands fit in a ping-pong ring.
+EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
+                       const EpilogueLaunch& launch, const GemmConfig& config);
+/// Steps in which a tile of a deferred epilogue leaves.
+std::int64_t deferred_steps(const Program& program, const EpiloguePlan& plan,
+                            const EpilogueLaunch& launch, const GemmConfig& config);
+
+/// What the epilogue of a tile of 128 x 256 takes in its best form, about, beyond storing one 16-bit
+/// tile (docs/performance-log.md).
+double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
+                       const EpilogueLaunch& launch, const GemmConfig& config);
+
+/// `class Epilogue` for one launch.
 std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
-                          const EpilogueLaunch& launch, bool staged);
+                          const EpilogueLaunch& launch, const EpilogueForm& form);
 
 /// The kernel "coda_vectors" that makes plan.vectors and stores the program's vectors; its last
 /// parameter is the stage. Empty text: nothing to do.

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "backend/cuda/epilogue_source_deferral.h"
 #include "backend/cuda/epilogue_source_layout.h"
 #include "backend/cuda/epilogue_source_stores.h"
 #include "backend/cuda/op_text.h"
@@ -43,46 +44,73 @@ class Lines {
   std::string text_;
 };
 
-/// A section as one member function, which works chunk by chunk.
-class SectionText {
+/// Which part of a section's work a function does.
+enum class Part {
+  whole,  ///< all of it, at the end of a tile
+  early,  ///< up to what is held, and packing that
+  late,   ///< one step of what waited, on a chunk
+};
+
+/// One member function of a section, which works chunk by chunk.
+class SectionWriter {
  public:
-  SectionText(const Program& program, const EpiloguePlan& plan, i32 section, bool ragged_chunks,
-              bool staged)
+  SectionWriter(const Program& program, const EpiloguePlan& plan, i32 section, bool ragged_chunks,
+                const EpilogueForm& form, const Deferral& deferral, Part part)
       : program_(program),
         plan_(plan),
         index_(section),
         section_(plan.lowered.sections[at(section)]),
         layout_(*fragment_layout(plan.lowered, section_)),
+        deferral_(deferral),
+        part_(part),
         ragged_chunks_(ragged_chunks),
-        staged_(staged),
-        rows_(3),
-        before_(5),
-        body_(7),
-        after_(6),
-        sends_(5) {
+        form_(form),
+        rows_(part == Part::late ? 2 : 3),
+        fetches_(3),
+        takes_(4),
+        before_(part == Part::late ? 3 : 5),
+        body_(part == Part::late ? 5 : 7),
+        after_(part == Part::late ? 4 : 6),
+        sends_(part == Part::late ? 3 : 5),
+        at_once_(3) {
     std::vector<i64> starts;
     for (const i32 index : section_.nodes)
       if (node(index).op == Op::acc) starts.push_back(node(index).col);
     std::sort(starts.begin(), starts.end());
     acc_starts_ = std::move(starts);
+    i64 offset = 0;
+    for (const i32 index : deferral_.held) {
+      held_at_[index] = offset;
+      offset += chunk_columns(index) / 4;
+    }
   }
 
+  /// section_N, of a whole tile.
   std::string write() {
-    for (const Sink& sink : section_.sinks) write_sink(sink);
+    if (part_ == Part::early) {
+      for (const i32 index : deferral_.held) write_hold(index);
+    } else {
+      for (const Sink& sink : section_.sinks) write_sink(sink);
+    }
     std::string text = fmt::format(
         "  CODA_DEVICE void section_{}(Accumulators& acc, const Tile& tile, int column0, int end,\n"
-        "                              const Shared& shared) {{\n"
-        "#pragma unroll kUnrolled\n"
-        "    for (int i = 0; i < kWgBlocks; ++i) {{\n"
-        "      const Rows rows = rows_of(tile, i);\n",
+        "                              const Shared& shared, RingPosition& ring) {{\n",
         index_);
+    if (!boxes_.empty()) text += "    int slot = 0;\n";
+    // So that nothing of the tile before counts as needed, whatever this one leaves out.
+    if (part_ == Part::early) text += "    clear_held(held_);\n";
+    text +=
+        "#pragma unroll kUnrolled\n"
+        "    for (int i = 0; i < kWgBlocks; ++i) {\n"
+        "      const Rows rows = rows_of(tile.c_row, i);\n";
     text += rows_.text();
     text += fmt::format(
         "#pragma unroll kUnrolled\n"
         "      for (int chunk = 0; chunk < kPartColumns / {0}; ++chunk) {{\n"
         "        const int chunk_column = column0 + chunk * {0};\n"
+        "{1}"
         "        if (chunk_column < end) {{\n",
-        layout_.chunk);
+        layout_.chunk, takes_.text());
     text += before_.text();
     text += fmt::format(
         "#pragma unroll\n"
@@ -92,12 +120,15 @@ class SectionText {
         layout_.chunk / layout_.step, layout_.step, ragged_chunks_ ? "if (column < end) " : "");
     text += body_.text();
     text += "            }\n" + after_.text() + "          }\n" + sends_.text() + "        }\n";
+    if (!boxes_.empty())
+      text += fmt::format("        close_slots(shared, ring, slot, {}, lane_);\n", boxes_.size());
     text += fmt::format(
         "        if constexpr (kMoves) next_columns<{}>(acc[0]);\n"
         "      }}\n"
         "      if constexpr (kMoves) next_block(acc);\n"
         "    }}\n",
         layout_.chunk);
+    if (!boxes_.empty()) text += "    if (slot > 0) release_read_stage(shared, ring, lane_);\n";
     if (!slabs_.empty()) {
       text += "    sync_tile(warp_of(shared));\n" + slabs_ + "    sync_tile(warp_of(shared));\n";
       text += fmt::format(
@@ -106,6 +137,41 @@ class SectionText {
     }
     return text + "  }\n\n";
   }
+
+  /// The blocks of leave_N that make part `number` of what waits, of the chunk whose registers come
+  /// first in held_: in one step, or, where columns do not meet, 16 columns a step, so that none
+  /// takes longer than the multiplies beside it. `first` is the number of its first step and
+  /// becomes that of the next part's.
+  std::string write_part(std::size_t number, i64& first) {
+    alone_ = deferral_.steps[number].size() == 1;
+    for (const std::size_t sink : deferral_.steps[number]) write_sink(section_.sinks[sink]);
+    const i64 all = layout_.chunk / layout_.step;
+    const i64 steps = in_quarters_ && all % 4 == 0 ? 4 : 1;
+    std::string text;
+    for (i64 step = 0; step < steps; ++step) {
+      text += fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", first++);
+      if (in_quarters_ && step == 0) text += "      taken_ = next_buffer();\n";
+      text += at_once_.text() + rows_.text() + before_.text();
+      if (!body_.text().empty() || !after_.text().empty()) {
+        text += fmt::format(
+            "#pragma unroll\n"
+            "      for (int step = {}; step < {}; ++step) {{\n"
+            "        const int column = chunk_column + step * {};\n"
+            "        {}{{\n",
+            step * all / steps, (step + 1) * all / steps, layout_.step,
+            ragged_chunks_ ? "if (column < end) " : "");
+        text += body_.text() + "        }\n" + after_.text() + "      }\n";
+      }
+      if (step + 1 == steps) text += sends_.text();
+      text += "    }\n";
+    }
+    return text;
+  }
+
+  bool in_quarters() const { return in_quarters_; }
+  const std::vector<RingBox>& boxes() const { return boxes_; }
+  const std::string& members() const { return members_; }
+  std::string fetches() const { return fetches_.text(); }
 
  private:
   // --- facts ---
@@ -171,14 +237,29 @@ class SectionText {
   }
 
   // --- vectors ---
+
+  /// Two values a row, and where the text that loads them belongs: what finish() needs is fetched
+  /// before the last multiplies of the tile have ended.
+  Lines& declare(const std::string& name, const char* type) {
+    if (part_ != Part::early) {
+      rows_.add("{} {}[2];", type, name);
+      return rows_;
+    }
+    members_ += fmt::format("  {} {}_{}_[kWgBlocks][2];\n", type, name, index_);
+    rows_.add("const {} (&{})[2] = {}_{}_[i];", type, name, name, index_);
+    return fetches_;
+  }
+  std::string fetched(const std::string& name) const {
+    return part_ == Part::early ? fmt::format("{}_{}_[i]", name, index_) : name;
+  }
+
   std::string col_name(const Ref& ref) {
     std::string& name = cols_[{ref.index, ref.offset}];
     if (name.empty()) {
       name = fresh(value_name(ref.index));
       const Source from = source_of(ref.index);
-      rows_.add("float {}[2];", name);
-      rows_.add("load_rows<{}>({}, {}, rows, {});", element_text(from.dtype), name,
-                operand(from.operand), ref.offset);
+      declare(name, "float").add("load_rows<{}>({}, {}, rows, {});", element_text(from.dtype),
+                                 fetched(name), operand(from.operand), ref.offset);
     }
     return name;
   }
@@ -188,9 +269,9 @@ class SectionText {
     if (name.empty()) {
       name = fresh(value_name(ref.index));
       const Source from = source_of(ref.index);
-      rows_.add("int {}[2];", name);
-      rows_.add("load_targets<{}>({}, {}, rows, {}, {}ll, {});", from.dtype == DType::i64, name,
-                operand(from.operand), ref.offset, ignore, first);
+      declare(name, "int").add("load_targets<{}>({}, {}, rows, {}, {}ll, {});",
+                               from.dtype == DType::i64, fetched(name), operand(from.operand),
+                               ref.offset, ignore, first);
     }
     return name;
   }
@@ -264,7 +345,14 @@ class SectionText {
     std::string& name = tiles_[index];
     if (!name.empty()) return name;
     std::string made = node_name(index);
-    write_node(index, made);
+    if (part_ == Part::late && held_at_.count(index) > 0) {
+      body_.add("float {}[{}];", made, values(index));
+      body_.add("unpack_batch<{}, {}>({}, held_ + {} + step * {});",
+                element_text(node(index).attrs.dtype), values(index), made, held_at_.at(index),
+                values(index) / 2);
+    } else {
+      write_node(index, made);
+    }
     return tiles_[index] = made;
   }
 
@@ -337,12 +425,54 @@ class SectionText {
     const auto type = element_text(program_.operands[at(n.operand)].dtype);
     const std::string packed = fresh(name + "_in");
     const i64 count = chunk_columns(index) / 4;
-    before_.add("u32 {}[{}];", packed, count);
-    before_.add("load_batch<{}, {}>({}, {}, rows, p_.rows, {}, {}, {}, {}, lane_);", type, count,
-                packed, operand(n.operand), n.row, in_node("chunk_column", index), n.width, n.col);
+    if (const int map = form_.ring ? ring_map(n) : -1; map >= 0) {
+      const std::string box = fresh(name + "_box");
+      for (i64 at = 0; at < chunk_columns(index) / 64; ++at) {
+        takes_.add("const u32 {}_{} = open_box(shared, ring, slot, {});", box, at, boxes_.size());
+        boxes_.push_back({map, fmt::format("{} + {}", in_node("chunk_column", index), at * 64)});
+      }
+      // 16 columns at a time, when they are needed.
+      before_.add("u32 {}[{}];", packed, count);
+      const i64 wide = std::max<i64>(16, columns(index));
+      body_.add("if (step * {} % {} == 0) {{", columns(index), wide);
+      for (i64 unit = 0; unit < wide / 16; ++unit) {
+        const std::string first = fmt::format("(step * {} / 16 + {})", columns(index), unit);
+        std::string from = fmt::format("{}_0", box);
+        for (i64 at = 1; at < chunk_columns(index) / 64; ++at)
+          from = fmt::format("{} / 4 == {} ? {}_{} : {}", first, at, box, at, from);
+        body_.add("  read_columns({0} + {1} * 4, {2}, {1} % 4, lane_);", packed, first, from);
+      }
+      body_.add("}}");
+    } else {
+      before_.add("u32 {}[{}];", packed, count);
+      write_batch_load(index, type, packed, count);
+    }
     body_.add("float {}[{}];", name, values(index));
     body_.add("unpack_batch<{}, {}>({}, {} + step * {});", type, values(index), name, packed,
               values(index) / 2);
+  }
+  void write_batch_load(i32 index, std::string_view type, const std::string& packed, i64 count) {
+    const Node& n = node(index);
+    before_.add("load_batch<{}, {}>({}, {}, rows, p_.rows, {}, {}, {}, {}, lane_);", type, count,
+                packed, operand(n.operand), n.row, in_node("chunk_column", index), n.width, n.col);
+  }
+  /// The tensor map that a tile operand comes through, -1: none.
+  int ring_map(const Node& n) const {
+    for (std::size_t m = 0; m < plan_.loads.size(); ++m) {
+      const EpilogueMap& map = plan_.loads[m];
+      if (map.operand == n.operand && map.column == n.col && map.row == n.row &&
+          map.columns == n.width)
+        return static_cast<int>(m);
+    }
+    return -1;
+  }
+
+  /// Rounded for as long as it waits.
+  void write_hold(i32 index) {
+    const std::string from = array(index);
+    body_.add("pack_batch<{}, {}>(held_ + (i * (kPartColumns / {}) + chunk) * kHeld_{} + {} + step * {}, {});",
+              element_text(node(index).attrs.dtype), values(index), layout_.chunk, index_,
+              held_at_.at(index), values(index) / 2, from);
   }
 
   /// Where value x of one half of pairs lies in the pairs' own array.
@@ -438,9 +568,12 @@ class SectionText {
     const int l = layout(index);
     if (sink.op == Op::store_tile) {
       const Operand& to = program_.operands[at(sink.operand)];
+      const int map = form_.staged ? store_map(plan_, program_, section_, sink) : -1;
+      if (map >= 0 && part_ == Part::late && held_at_.count(index) > 0 &&
+          node(index).attrs.dtype == to.dtype)
+        return write_sends(at_once_, index, map, fmt::format("held_ + {}", held_at_.at(index)));
       const std::string from = array(index);
-      if (const int map = staged_ ? store_map(plan_, program_, section_, sink) : -1; map >= 0)
-        return write_staged(sink, map, from);
+      if (map >= 0) return write_staged(sink, map, from);
       body_.add("store_chunk<{}, {}, {}, {}, {}>({}, {}, rows, {}, {}, {}, lane_);",
                 element_text(to.dtype), l, values(index), ragged(index), to.accumulate, from,
                 operand(sink.operand), column(index), node(index).width, sink.col);
@@ -458,11 +591,47 @@ class SectionText {
     const std::string packed = fresh(node_base_name(index) + "_out");
     const i64 columns_here = chunk_columns(index);
     before_.add("u32 {}[{}]{};", packed, columns_here / 4, ragged_chunks_ ? " = {}" : "");
+    // Buffers are sent in the order in which they are taken, so only the first may be taken early.
+    if (sends_.text().empty() && columns_here == 64 && !ragged_chunks_ &&
+        (part_ == Part::late || staged_stores_here() > 1))
+      return write_stage(index, map, type, packed, from);
     body_.add("pack_batch<{}, {}>({} + step * {}, {});", type, values(index), packed,
               values(index) / 2, from);
-    for (i64 box = 0; box < columns_here / 64; ++box)
-      sends_.add("send({} + {}, {}, {} + {}, tile.c_row + 64 * i);", packed, box * 16, map,
-                 in_node("chunk_column", index), box * 64);
+    write_sends(sends_, index, map, packed);
+  }
+  std::ptrdiff_t staged_stores_here() const {
+    return std::count_if(section_.sinks.begin(), section_.sinks.end(), [&](const Sink& sink) {
+      return store_map(plan_, program_, section_, sink) >= 0;
+    });
+  }
+  /// As soon as 16 columns are there: a chunk of them is more registers than there are.
+  void write_stage(i32 index, int map, std::string_view type, const std::string& packed,
+                   const std::string& from) {
+    std::string buffer = "taken_";
+    in_quarters_ = part_ == Part::late && alone_;
+    if (!in_quarters_) {
+      buffer = fresh("buffer");
+      before_.add("const u32 {} = next_buffer();", buffer);
+    }
+    body_.add("pack_batch<{}, {}>({} + step * {}, {});", type, values(index), packed,
+              values(index) / 2, from);
+    const i64 wide = std::max<i64>(16, columns(index));
+    body_.add("if ((step + 1) * {} % {} == 0) {{", columns(index), wide);
+    for (i64 unit = 0; unit < wide / 16; ++unit) {
+      const std::string first =
+          fmt::format("((step + 1) * {} / 16 - {})", columns(index), wide / 16 - unit);
+      body_.add("  stage_columns({0}, {1} + {2} * 4, {2}, lane_);", buffer, packed, first);
+    }
+    body_.add("}}");
+    sends_.add("send_buffer({}, {}, {}, {} + 64 * i);", buffer, map, in_node("chunk_column", index),
+               first_row());
+  }
+  const char* first_row() const { return part_ == Part::late ? "held_row_" : "tile.c_row"; }
+  void write_sends(Lines& lines, i32 index, int map, const std::string& packed) {
+    for (i64 box = 0; box < chunk_columns(index) / 64; ++box)
+      lines.add("send({} + {}, {}, {} + {}, {} + 64 * i);", packed, box * 16, map,
+                 in_node("chunk_column", index), box * 64,
+                 first_row());
   }
 
   std::string granule_text(const Sink& sink, const std::string& first) const {
@@ -520,18 +689,27 @@ class SectionText {
   void write_log_sum(const Sink& sink) {
     const i32 index = sink.node;
     const int l = layout(index);
-    const std::string from = array(index);
+    const bool is_held = part_ == Part::late && held_at_.count(index) > 0;
+    const std::string from =
+        is_held ? fmt::format("held_ + {} + step * {}", held_at_.at(index), values(index) / 2)
+                : array(index);
     const i64 granules = columns(index) / kColumnGranule;
     const i64 count = values(index) / granules;
     for (i64 g = 0; g < granules; ++g) {
       const std::string first =
           g == 0 ? column(index) : fmt::format("{} + {}", column(index), g * kColumnGranule);
-      const std::string array_text = g == 0 ? from : fmt::format("{} + {}", from, g * count);
+      const std::string array_text = g == 0 ? from
+                                            : fmt::format("{} + {}", from, g * count / (is_held ? 2 : 1));
       const std::string granule = granule_text(sink, first);
       body_.add("if ({} < {}) {{", first, node(index).width);
       body_.add("  float top[2], sum[2];");
-      body_.add("  log_sum_granule<{}, {}, {}>(top, sum, {}, {}, {}, lane_);", l, count,
-                ragged(index), array_text, first, node(index).width);
+      if (is_held)
+        body_.add("  log_sum_held<{}, {}, {}>(top, sum, {}, {}, {}, lane_);",
+                  element_text(node(index).attrs.dtype), count, ragged(index), array_text, first,
+                  node(index).width);
+      else
+        body_.add("  log_sum_granule<{}, {}, {}>(top, sum, {}, {}, {}, lane_);", l, count,
+                  ragged(index), array_text, first, node(index).width);
       body_.add("  store_granule(top, {}, {}, rows, lane_);", operand(sink.operand), granule);
       body_.add("  store_granule(sum, {0}, {0}.rows / 2 + {1}, rows, lane_);",
                 operand(sink.operand), granule);
@@ -564,13 +742,21 @@ class SectionText {
   i32 index_;
   const LoweredSection& section_;
   FragmentLayout layout_;
+  const Deferral& deferral_;
+  Part part_;
   std::vector<i64> acc_starts_;
-  bool ragged_chunks_, staged_;
-  Lines rows_, before_, body_, after_, sends_;
+  bool ragged_chunks_;
+  EpilogueForm form_;
+  Lines rows_, fetches_, takes_, before_, body_, after_, sends_, at_once_;
+  std::vector<RingBox> boxes_;
+  std::string members_;
+  std::map<i32, i64> held_at_;
+  bool alone_ = false;        ///< a part of what waits is one store
+  bool in_quarters_ = false;  ///< and is computed 16 columns a step
   std::string slabs_;
   std::string slab_floats_ = "0";
   std::set<std::string> names_ = {"column0",      "end", "step", "chunk",
-                                  "chunk_column", "i",   "sum",  "top"};
+                                  "chunk_column", "i",   "sum",  "top", "part", "slot", "ring", "rows"};
   std::map<std::pair<i32, i64>, std::string> cols_;
   std::map<std::tuple<i32, i64, i64, i64>, std::string> targets_, row_vectors_, angles_;
   std::map<i32, std::string> scalars_, tiles_;
@@ -578,9 +764,43 @@ class SectionText {
 
 }  // namespace
 
-std::string section_text(const Program& program, const EpiloguePlan& plan, i32 section,
-                         bool ragged_chunks, bool staged) {
-  return SectionText(program, plan, section, ragged_chunks, staged).write();
+SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 section,
+                         bool ragged_chunks, const EpilogueForm& form) {
+  const LoweredSection& lowered = plan.lowered.sections[at(section)];
+  const FragmentLayout layout = *fragment_layout(plan.lowered, lowered);
+  Deferral deferral;
+  if (form.deferred) deferral = defer_section(program, plan, lowered, layout);
+  const bool defers = !deferral.steps.empty();
+  SectionWriter writer(program, plan, section, ragged_chunks, form, deferral,
+                       defers ? Part::early : Part::whole);
+  SectionText text;
+  text.functions = writer.write();
+  text.boxes = writer.boxes();
+  text.members = writer.members();
+  text.fetches = writer.fetches();
+  if (!defers) return text;
+  text.held_registers = held_registers(plan, deferral, layout);
+  std::string parts;
+  for (std::size_t part = 0; part < deferral.steps.size(); ++part) {
+    SectionWriter late(program, plan, section, ragged_chunks, form, deferral, Part::late);
+    parts += late.write_part(part, text.steps);
+    text.fills_slowly = text.fills_slowly || late.in_quarters();
+  }
+  text.functions += fmt::format(
+      "  /// Step `number` of a tile: chunk by chunk.\n"
+      "  CODA_DEVICE void leave_{0}(int number, int end) {{\n"
+      "    constexpr int kChunks = kPartColumns / {1};\n"
+      "    const int step_of_chunk = number % {2};\n"
+      "    const int chunk = number / {2} % kChunks;\n"
+      "    const int i = number / ({2} * kChunks);\n"
+      "    const Rows rows = rows_of(held_row_, i);\n"
+      "    const int chunk_column = held_column_ + chunk * {1};\n"
+      "{3}"
+      "    if (step_of_chunk == {2} - 1) next_held<kHeld_{0}>(held_);\n"
+      "    if (number + 1 == kWgBlocks * kChunks * {2}) next_step_ = kNothing;\n"
+      "  }}\n\n",
+      section, layout.chunk, text.steps, parts);
+  return text;
 }
 
 }  // namespace coda::cuda

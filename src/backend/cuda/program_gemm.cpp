@@ -63,9 +63,9 @@ double epilogue_seconds(double cycles, const GemmShape& shape, const GemmConfig&
 
 }  // namespace
 
-GemmConfig plain_config(const EpilogueLaunch& launch) {
+GemmConfig plain_config(const EpilogueLaunch& launch, bool ring) {
   const auto tile_n = std::max<i64>(64, launch.parts * launch.chunk);
-  return {"plain", static_cast<int>(tile_n), 1, 1, 1, 1, false, false, false};
+  return {"plain", static_cast<int>(tile_n), 1, ring ? 4 : 1, 1, 1, false, true, false};
 }
 
 ProgramGemm::ProgramGemm(std::shared_ptr<const Program> program)
@@ -93,19 +93,22 @@ std::vector<EpilogueOperand> ProgramGemm::epilogue_operands(const Run& run) cons
 }
 
 std::vector<std::byte> ProgramGemm::epilogue_parameters(const EpilogueLaunch& launch,
-                                                        const Run& run, bool staged) const {
+                                                        const Run& run,
+                                                        const EpilogueForm& form) const {
   std::vector<std::byte> bytes;
-  if (staged) {
-    for (const EpilogueMap& map : plan_.maps) {
+  const auto put_maps = [&](const std::vector<EpilogueMap>& maps, int box_rows) {
+    for (const EpilogueMap& map : maps) {
       const TensorView& view = run.views[at(map.operand)];
       MatrixBlock block;
-      block.pointer = reinterpret_cast<DevicePointer>(element(view, 0, map.column));
-      block.rows = view.rows;
+      block.pointer = reinterpret_cast<DevicePointer>(element(view, map.row, map.column));
+      block.rows = view.rows - map.row;
       block.columns = map.columns;
       block.stride = view.stride;
-      put(bytes, run.encode(block, view.dtype, 16));
+      put(bytes, run.encode(block, view.dtype, box_rows));
     }
-  }
+  };
+  if (form.staged) put_maps(plan_.maps, 16);
+  if (form.ring) put_maps(plan_.loads, 64);
   for (const EpilogueOperand& operand : epilogue_operands(run)) put(bytes, operand);
   put(bytes, static_cast<int>(launch.rows < 0 ? rows(run.tokens) : launch.rows));
   bytes.resize(aligned(bytes.size()));  // at least what the kernel's struct takes
@@ -155,7 +158,8 @@ const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmSh
     for (const GemmConfig& config : gemm_candidates()) {
       if (!fits(launch, config, any_code) || config.at_once()) continue;
       const double seconds = predict_seconds(shape, config, sm_count) +
-                             epilogue_seconds(launch.cycles, shape, config, sm_count);
+                             epilogue_seconds(epilogue_cycles(*program_, plan_, launch, config), shape,
+                                              config, sm_count);
       if (seconds < least) {
         least = seconds;
         best = &config;
@@ -186,13 +190,22 @@ bool ProgramGemm::paired(const Run& run) const {
   return all;
 }
 
-bool ProgramGemm::staged(const Run& run) const {
-  if (!run.encode || plan_.maps.empty()) return false;
-  return std::all_of(plan_.maps.begin(), plan_.maps.end(), [&](const EpilogueMap& map) {
+bool ProgramGemm::addressable(const std::vector<EpilogueMap>& maps, const Run& run) {
+  if (!run.encode || maps.empty()) return false;
+  return std::all_of(maps.begin(), maps.end(), [&](const EpilogueMap& map) {
     const TensorView& view = run.views[at(map.operand)];
-    const auto address = reinterpret_cast<std::uintptr_t>(element(view, 0, map.column));
-    return address % 16 == 0 && view.stride % 8 == 0 && view.rows > 0 && map.columns > 0;
+    const auto address = reinterpret_cast<std::uintptr_t>(element(view, map.row, map.column));
+    return address % 16 == 0 && view.stride % 8 == 0 && view.rows > map.row && map.columns > 0;
   });
+}
+
+EpilogueForm ProgramGemm::form(const EpilogueLaunch& launch, const GemmConfig& config,
+                               const Run& run) const {
+  EpilogueForm form = best_form(*program_, plan_, launch, config);
+  form.staged = form.staged && addressable(plan_.maps, run);
+  form.deferred = form.deferred && form.staged;
+  form.ring = form.ring && addressable(plan_.loads, run);
+  return form;
 }
 
 GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) const {
@@ -211,16 +224,21 @@ GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) cons
 }
 
 KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
-                                 bool paired, bool staged) const {
+                                 bool paired, const EpilogueForm& form) const {
   return program_source(program_->name, config, variant(launch, paired),
-                        epilogue_text(*program_, plan_, launch, staged && !config.split_tail));
+                        epilogue_text(*program_, plan_, launch, form));
 }
 
-KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired, bool staged,
-                                       bool one_row) const {
-  return plain_program_source(program_->name, plain_config(launch), variant(launch, paired),
+KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config) const {
+  return source(launch, config, true, best_form(*program_, plan_, launch, config));
+}
+
+KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,
+                                       const EpilogueForm& form, bool one_row) const {
+  return plain_program_source(program_->name, plain_config(launch, form.ring),
+                              variant(launch, paired),
                               program_->operands[at(program_->gemm.b[0])].dtype,
-                              epilogue_text(*program_, plan_, launch, staged), one_row);
+                              epilogue_text(*program_, plan_, launch, form), one_row);
 }
 
 namespace {
@@ -316,7 +334,7 @@ bool ProgramGemm::is_one_row(const EpilogueLaunch& launch, const Run& run) const
   return in_pieces(a) && std::all_of(b.begin(), b.end(), in_pieces);
 }
 
-ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) const {
+ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run, bool best) const {
   GemmShape shape;
   MatrixBlock a;
   std::vector<MatrixBlock> b;
@@ -357,15 +375,18 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run) c
   }
   schedule.tiles_n = schedule.axis_n.first[launch.blocks.size()];
   schedule.group = 8;
+  schedule.flush_period = 1;
   std::vector<std::byte> schedule_bytes;
   put(schedule_bytes, schedule);
 
   ProgramLaunch made;
   const bool one_row = is_one_row(launch, run);
-  made.source = plain_source(launch, paired(run), staged(run), one_row);
+  EpilogueForm form = this->form(launch, config, run);
+  if (!best || one_row) form.ring = form.deferred = false;
+  made.source = plain_source(launch, paired(run), form, one_row);
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
   made.block = 256;
-  made.parameters = {matrices, epilogue_parameters(launch, run, staged(run)), schedule_bytes};
+  made.parameters = {matrices, epilogue_parameters(launch, run, form), schedule_bytes};
   return made;
 }
 

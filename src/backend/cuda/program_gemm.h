@@ -56,8 +56,9 @@ class ProgramGemm {
 
   /// The stages of the vector kernel.
   std::vector<ProgramLaunch> vectors(const Run& run) const;
-  /// A launch of the plan on the plain kernel, or on that of one row if is_one_row.
-  ProgramLaunch plain(const EpilogueLaunch& launch, const Run& run) const;
+  /// A launch of the plan on the plain kernel, or on that of one row if is_one_row. `best`: tiles
+  /// move as on the mainloop where they can, for tests of that text without a GPU.
+  ProgramLaunch plain(const EpilogueLaunch& launch, const Run& run, bool best = false) const;
   /// One row times a K-major B whose rows can be read in pieces of 16 bytes: bound by reading B,
   /// which the mainloop's few large tiles cannot do at full speed.
   bool is_one_row(const EpilogueLaunch& launch, const Run& run) const;
@@ -73,24 +74,26 @@ class ProgramGemm {
   GemmVariant variant(const EpilogueLaunch& launch, bool paired) const;
   /// Are two neighbouring columns of every tile aligned together?
   bool paired(const Run& run) const;
-  /// Can stores leave by TMA? Kernels that hold their epilogue twice have no registers for it.
-  bool staged(const Run& run) const;
-  bool staged(const Run& run, const GemmConfig& config) const {
-    return !config.split_tail && staged(run);
-  }
+  /// How tiles move on a configuration, for what is bound.
+  EpilogueForm form(const EpilogueLaunch& launch, const GemmConfig& config, const Run& run) const;
   /// May a configuration run this launch? any_code: even if the kernel will spill.
   static bool fits(const EpilogueLaunch& launch, const GemmConfig& config, bool any_code = false);
   /// The one that the model expects to be fastest among those that may.
   const GemmConfig& choose(const EpilogueLaunch& launch, const GemmShape& shape,
                            int sm_count) const;
-  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired = true,
-                      bool staged = true) const;
-  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true, bool staged = true,
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired,
+                      const EpilogueForm& form) const;
+  /// Of operands that are aligned as plans align theirs.
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config) const;
+  KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true,
+                            const EpilogueForm& form = {.staged = true},
                             bool one_row = false) const;
   std::vector<std::byte> epilogue_parameters(const EpilogueLaunch& launch, const Run& run,
-                                             bool staged) const;
+                                             const EpilogueForm& form) const;
 
  private:
+  /// Can every map be one of TMA's?
+  static bool addressable(const std::vector<EpilogueMap>& maps, const Run& run);
   std::vector<coda_device::EpilogueOperand> epilogue_operands(const Run& run) const;
 
   std::shared_ptr<const Program> program_;
@@ -98,6 +101,6 @@ class ProgramGemm {
 };
 
 /// The configuration of the plain kernel: tiles as small as the launch's chunks allow.
-GemmConfig plain_config(const EpilogueLaunch& launch);
+GemmConfig plain_config(const EpilogueLaunch& launch, bool ring = false);
 
 }  // namespace coda::cuda

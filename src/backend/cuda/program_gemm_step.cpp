@@ -37,7 +37,7 @@ class ProgramGemmKernel : public StepKernel {
     for (const EpilogueLaunch& launch : program_.plan().launches) {
       GemmShape shape = program_.shape(launch, context_.max_tokens);
       if (shape.m > 0 && shape.m <= kFewRows && ProgramGemm::may_be_one_row(launch, shape)) {
-        sources.push_back(program_.plain_source(launch, true, true, true));
+        sources.push_back(program_.plain_source(launch, true, {.staged = true}, true));
         if (shape.m == 1) continue;
       }
       if (shape.operand == DType::f32 || shape.m == 0 || shape.k == 0) {
@@ -100,7 +100,9 @@ class ProgramGemmKernel : public StepKernel {
                          const std::vector<MatrixBlock>& b) const {
     const GemmConfig& config = program.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;
-    made.source = program.source(launch, config, program.paired(run), program.staged(run));
+    EpilogueForm form = program.form(launch, config, run);
+    if (context_.simple_epilogues) form.ring = form.deferred = false;
+    made.source = program.source(launch, config, program.paired(run), form);
     const Kernel kernel = KernelStore::get().load(made.source);
 
     // Operands. M/N-major ones come in boxes of 64 rows of K.
@@ -139,12 +141,17 @@ class ProgramGemmKernel : public StepKernel {
     schedule.k_blocks = schedule.axis_k.first[lists];
     deal_tiles(schedule, config, kernel.max_active_clusters(kMainloopThreads, config.cluster()),
                *context_.gemm);
+    if (form.deferred) {
+      const i64 steps = deferred_steps(program.program(), program.plan(), launch, config);
+      schedule.flush_period =
+          static_cast<int>(std::clamp<i64>(schedule.k_blocks / (steps + 1), 1, 4));
+    }
 
     made.grid = static_cast<unsigned>(schedule.workers * config.cluster());
     made.block = kMainloopThreads;
     made.cluster = static_cast<unsigned>(config.cluster());
     made.parameters = {bytes_of(operands),
-                       program.epilogue_parameters(launch, run, program.staged(run, config)),
+                       program.epilogue_parameters(launch, run, form),
                        bytes_of(schedule)};
     return made;
   }

@@ -103,7 +103,7 @@ TEST(EpilogueCompile, OneRowOfEveryForwardProgram) {
   for (const ProgramGemm& program : programs()) {
     for (const EpilogueLaunch& launch : program.plan().launches)
       if (ProgramGemm::may_be_one_row(launch, program.shape(launch, 1)))
-        sources.push_back(program.plain_source(launch, true, true, true));
+        sources.push_back(program.plain_source(launch, true, {.staged = true}, true));
   }
   EXPECT_GE(sources.size(), 5u);
   expect_compile(sources);

@@ -451,6 +451,8 @@ inline void mbarrier_arrive(u32 address) {
   barrier.arrived = 0;
   barrier.phase ^= 1;
 }
+/// Copies are complete when they are issued.
+inline void mbarrier_arrive_expect(u32 address, u32) { mbarrier_arrive(address); }
 inline bool mbarrier_try_wait(u32 address, u32 parity) {
   return mbarrier_at(address).phase != parity;
 }
@@ -480,6 +482,7 @@ void wgmma_wait() {
   }
 }
 inline void pin_register(float&) {}
+inline void pin_register(u32&) {}
 
 /// Row r, column c of rows of 128 bytes with 128-byte swizzle.
 inline u16 swizzled(u32 tile, int r, int c) {
@@ -551,6 +554,24 @@ struct HostMap {
   char* pointer;
   long long rows, columns, stride;
 };
+/// 64 rows of 64 elements of 16 bits with 128-byte swizzle, zeros outside.
+template <class Map>
+void tma_load_2d(const Map* map, u32, u32 destination, int x, int y) {
+  HostMap from;
+  std::memcpy(&from, map, sizeof(from));
+  unsigned char* tile = shared_at(destination, 1);
+  shared_at(destination + 64 * 128 - 1, 1);
+  for (int r = 0; r < 64; ++r) {
+    for (int c = 0; c < 64; ++c) {
+      unsigned char* to = tile + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
+      if (y + r < from.rows && x + c < from.columns) {
+        std::memcpy(to, from.pointer + ((y + r) * from.stride + x + c) * 2, 2);
+      } else {
+        std::memset(to, 0, 2);
+      }
+    }
+  }
+}
 /// 16 rows of 64 elements of 16 bits with 128-byte swizzle, clipped.
 template <class Map>
 void tma_store_2d(const Map* map, u32 source, int x, int y) {

@@ -87,6 +87,7 @@ class Epilogue {
       }
     }
   }
+  CODA_DEVICE void prepare(const Tile&) {}
   CODA_DEVICE void overlap() {}
   CODA_DEVICE void flush() {}
   CODA_DEVICE void drain() {}

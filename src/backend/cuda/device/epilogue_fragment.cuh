@@ -197,15 +197,70 @@ CODA_DEVICE void pack_batch(u32* packed, const float* values) {
     packed[x / 2] = pack_two(Element{}, values[x], values[x + 1]);
   }
 }
-/// 64 columns of 16 rows into a staging buffer, as TMA's 128-byte swizzle has them.
-CODA_DEVICE void stage_box(u32 buffer, const u32* packed, int lane) {
+/// Columns [16 unit, 16 unit + 16) of 16 rows into a staging buffer, as TMA's 128-byte swizzle has
+/// them; and out of a box.
+CODA_DEVICE u32 box_address(u32 box, int unit, int lane) {
   const int row = lane % 16;
+  return box + row * 128 + (((2 * unit + lane / 16) ^ (row & 7)) << 4);
+}
+CODA_DEVICE void stage_columns(u32 buffer, const u32* packed, int unit, int lane) {
+  store_matrix_x4(box_address(buffer, unit, lane), packed[0], packed[1], packed[2], packed[3]);
+}
+CODA_DEVICE void read_columns(u32* packed, u32 box, int unit, int lane) {
+  load_matrix_x4(box_address(box, unit, lane), packed[0], packed[1], packed[2], packed[3]);
+}
+/// All 64 columns.
+CODA_DEVICE void stage_box(u32 buffer, const u32* packed, int lane) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {   // 16 columns at a time
-    const int unit = 2 * i + lane / 16;
-    store_matrix_x4(buffer + row * 128 + ((unit ^ (row & 7)) << 4), packed[4 * i], packed[4 * i + 1],
-                    packed[4 * i + 2], packed[4 * i + 3]);
+  for (int unit = 0; unit < 4; ++unit) stage_columns(buffer, packed + 4 * unit, unit, lane);
+}
+
+// ---- Tile operands through the ring: boxes of 64 columns by 64 rows, one a warpgroup of a tile (a
+// slot), in the order in which the sections' loops take them.
+
+constexpr int kSlotBoxes = kPingPong ? 1 : kConsumers;
+constexpr int kBoxBytes = 64 * 128;
+constexpr int kSlots = kStageBytes / (kSlotBoxes * kBoxBytes);   // of a stage
+
+/// Where the warp's 16 rows of the box `ahead` slots from here lie, once they are there.
+CODA_DEVICE u32 open_slot(const Shared& shared, RingPosition ring, int slot, int ahead, int warp) {
+  int place = slot + ahead;
+  if (place >= kSlots) {
+    place -= kSlots;
+    ring.advance();
   }
+  mbarrier_wait(shared.full(ring.stage), ring.parity);
+  const int box = kPingPong ? place : place * kSlotBoxes + warp / 4;
+  return shared.a(ring.stage) + box * kBoxBytes + warp % 4 * kStagingBytes;
+}
+CODA_DEVICE void release_read_stage(const Shared& shared, RingPosition& ring, int lane) {
+  // These were ordinary reads, and the copy engine writes here next.
+  fence_proxy_async();
+  __syncwarp();
+  release_stage(shared, ring.stage, lane);
+  ring.advance();
+}
+/// The warp is done with `count` slots.
+CODA_DEVICE void close_slots(const Shared& shared, RingPosition& ring, int& slot, int count, int lane) {
+  slot += count;
+  if (slot >= kSlots) {
+    release_read_stage(shared, ring, lane);
+    slot -= kSlots;
+  }
+}
+
+template <int kCount>
+CODA_DEVICE void clear_held(u32 (&held)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) held[j] = 0;
+}
+template <int kA, int kB>
+constexpr int kLarger = kA > kB ? kA : kB;
+/// Registers of a tile that waits: the next chunk comes first.
+template <int kChunk, int kCount>
+CODA_DEVICE void next_held(u32 (&held)[kCount]) {
+#pragma unroll
+  for (int j = 0; j < kCount - kChunk; ++j) held[j] = held[j + kChunk];
 }
 
 /// A section runs as a loop over chunks that always works on the first accumulators: here the rest
@@ -332,6 +387,59 @@ CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* 
     if (top[1] == -minus_infinity()) sum[1] = count[1];
   }
   finish_sum<L>(sum);
+}
+
+/// The same of a chunk in the accumulator's layout that is held in 16 bits. Unpacked once for each pass:
+/// there are no registers for all of it beside the accumulators.
+template <class Element, int kCount, bool kRagged>
+CODA_DEVICE void log_sum_held(float (&top)[2], float (&sum)[2], u32* held, int column, int width,
+                              int lane) {
+  constexpr float kLog2E = 1.44269504f;
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) pin_register(held[x / 2]);
+  top[0] = top[1] = minus_infinity();
+  const auto in = [&](int x) { return !kRagged || column + column_of<2>(x, lane) < width; };
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) {
+    float pair[2];
+    unpack_batch<Element, 2>(pair, held + x / 2);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (in(x + e)) top[row_of<2>(x)] = op::maximum(top[row_of<2>(x)], pair[e]);
+    }
+  }
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) pin_register(held[x / 2]);
+  finish_max<2>(top);
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) {
+    const int h = row_of<2>(x);
+    const float base = top[h] == minus_infinity() ? 0.0f : top[h];
+    float pair[2];
+    unpack_batch<Element, 2>(pair, held + x / 2);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float term = approximate_exp2(op::mul(op::sub(pair[e], base), kLog2E));
+      if (in(x + e)) sum[h] = op::add(sum[h], term);
+    }
+  }
+  // Beside an infinite maximum the others vanish, and it counts as often as it occurs.
+  if (top[0] == -minus_infinity() || top[1] == -minus_infinity()) {
+    float count[2] = {};
+#pragma unroll
+    for (int x = 0; x < kCount; x += 2) {
+      float pair[2];
+      unpack_batch<Element, 2>(pair, held + x / 2);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (in(x + e) && pair[e] == -minus_infinity()) count[row_of<2>(x)] += 1.0f;
+      }
+    }
+    if (top[0] == -minus_infinity()) sum[0] = count[0];
+    if (top[1] == -minus_infinity()) sum[1] = count[1];
+  }
+  finish_sum<2>(sum);
 }
 
 /// Partial `granule` of both rows; one lane of the four stores.

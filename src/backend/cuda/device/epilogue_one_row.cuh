@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads, 1)
                     warp / 4 * kWgRows + warp % 4 * 16, lane);
   RingPosition ring;
   epilogue.flush();
+  epilogue.prepare(tile);
   epilogue.finish(acc, tile, shared, ring);
   epilogue.drain();
 }

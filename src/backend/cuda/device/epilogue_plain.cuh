@@ -83,10 +83,28 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads, 1)
     }
   }
 
-  // Step 3: the epilogue.
+  // Step 3: tile operands, where the text takes them from the ring (to be compared on the host: what
+  // this kernel is for elsewhere, TMA cannot address).
+  if constexpr (Epilogue::kRingLoads > 0) {
+    static_assert(Epilogue::kRingLoads <= kStages, "all of them at once");
+    if (thread == 0) {
+      for (int load = 0; load < Epilogue::kRingLoads; ++load) {
+        mbarrier_init(shared.full(load), 1);
+        mbarrier_init(shared.empty(load), kReleases);
+      }
+      mbarrier_init_fence();
+      for (int load = 0; load < Epilogue::kRingLoads; ++load) {
+        Epilogue::load(epilogue_params, tile, load, shared.full(load), shared.a(load));
+      }
+    }
+    __syncthreads();
+  }
+
+  // Step 4: the epilogue.
   Epilogue epilogue(epilogue_params, schedule, shared.staging(warp), group_row + warp % 4 * 16, lane);
   RingPosition ring;
   epilogue.flush();
+  epilogue.prepare(tile);
   epilogue.finish(acc, tile, shared, ring);
   epilogue.drain();
 }

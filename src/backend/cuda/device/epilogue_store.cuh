@@ -40,6 +40,9 @@ class Epilogue {
     swizzle_ = row_ & 7;
   }
 
+  /// Called while the tile's last k-block is multiplied: starts what finish() would wait for.
+  CODA_DEVICE void prepare(const Tile&) {}
+
   /// Takes the finished accumulators; on return they may be overwritten. Nothing is held from the
   /// tile before (flush). A generated epilogue with
   /// kRingLoads > 0 finds its tile operands at `ring`, releases each stage and advances.

@@ -293,6 +293,7 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
       turn += 2;
     }
     const Tile next_tile = decode_tile(schedule, more_after ? next.tile : 0, rank);
+    if (!kSplitTail || segment.k_begin == 0) epilogue.prepare(tile);
     wgmma_wait<0>();
     pin(acc);
     release_stage(shared, last, lane);

@@ -323,6 +323,7 @@ CODA_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 /// Keeps the compiler from moving reads or writes of an accumulator across this point.
+CODA_DEVICE void pin_register(u32& value) { asm volatile("" : "+r"(value)); }
 CODA_DEVICE void pin_register(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
 }  // namespace coda_device
