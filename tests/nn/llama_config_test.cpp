@@ -119,13 +119,44 @@ TEST(LlamaConfig, RopeScalingHoldsBesideRopeParametersAsInTransformers) {
   EXPECT_THAT(complaint("partial_rotary_factor", 0.5), HasSubstr("expected 1"));
 }
 
+TEST(LlamaConfig, MistralHasAWindowAndOtherDefaults) {
+  json config = small();
+  config["model_type"] = "mistral";
+  config["num_attention_heads"] = 16;
+  config["architectures"] = json::array({"MistralForCausalLM"});
+  const auto parse = [&] { return parse_llama_config(config.dump(), "config.json"); };
+  LlamaConfig c = parse();
+  EXPECT_EQ(c.sliding_window, 4096);
+  EXPECT_EQ(c.num_key_value_heads, 8);
+  EXPECT_EQ(c.max_position_embeddings, 131072);
+  EXPECT_EQ(parse_llama_config(to_json(c), "config.json"), c);
+  EXPECT_THAT(to_json(c), AllOf(HasSubstr("\"mistral\""), HasSubstr("\"MistralForCausalLM\"")));
+  config["sliding_window"] = 9;
+  config["num_key_value_heads"] = 2;
+  c = parse();
+  EXPECT_EQ(c.sliding_window, 9);
+  EXPECT_EQ(c.num_key_value_heads, 2);
+  config["sliding_window"] = nullptr;
+  c = parse();
+  EXPECT_EQ(c.sliding_window, 0);
+  EXPECT_THAT(to_json(c), HasSubstr("\"llama\""));  // the same model
+  config["sliding_window"] = 0;
+  EXPECT_THROW(parse(), UsageError);
+  config["architectures"] = json::array({"LlamaForCausalLM"});
+  EXPECT_THROW(parse(), UsageError);
+  EXPECT_EQ(complaint("sliding_window", 9), "");  // LLaMA has none, whatever the file says
+  config = small();
+  config["sliding_window"] = 9;
+  EXPECT_EQ(parse().sliding_window, 0);
+}
+
 TEST(LlamaConfig, WhatCodaDoesNotComputeIsRefused) {
   EXPECT_THAT(complaint("attention_bias", true), HasSubstr("attention_bias: expected false"));
   EXPECT_THAT(complaint("mlp_bias", true), HasSubstr("mlp_bias: expected false"));
   EXPECT_THAT(complaint("hidden_act", "gelu"), HasSubstr("expected \"silu\", got \"gelu\""));
   EXPECT_THAT(complaint("model_type", "gpt2"), HasSubstr("model_type"));
   EXPECT_THAT(complaint("model_type", nullptr),
-              HasSubstr("model_type: expected \"llama\", got nothing"));
+              HasSubstr("model_type: expected \"llama\" or \"mistral\", got nothing"));
   EXPECT_THAT(complaint("architectures", json::array({"MistralForCausalLM"})),
               HasSubstr("architectures"));
   EXPECT_EQ(complaint("architectures", json::array({"LlamaForCausalLM"})), "");

@@ -88,9 +88,8 @@ std::vector<std::int32_t> some_tokens(std::int64_t count, std::int64_t vocab) {
   return tokens;
 }
 
-TEST(LlamaDecoder, AgreesWithARunWithoutACache) {
+void expect_run_without_cache(const LlamaConfig& config) {
   const auto backend = make_cpu_backend(2);
-  const LlamaConfig config = long_config();
   Sequences sequence;
   const auto tokens = some_tokens(600, config.vocab_size);
   sequence.add(tokens, std::vector<std::int32_t>(tokens.size(), -100));
@@ -108,6 +107,14 @@ TEST(LlamaDecoder, AgreesWithARunWithoutACache) {
     const double uncached = relative_error(logits_of(model, sequence.batch()), want);
     EXPECT_LE(relative_error(cached, want), 2e-5 + 1.5 * uncached) << name_of(dtype);
   }
+}
+
+TEST(LlamaDecoder, AgreesWithARunWithoutACache) { expect_run_without_cache(long_config()); }
+
+TEST(LlamaDecoder, AgreesWithARunWithoutACacheInAWindow) {
+  LlamaConfig config = long_config();
+  config.sliding_window = 270;
+  expect_run_without_cache(config);
 }
 
 TEST(LlamaDecoder, BitsDependNeitherOnThePartsOfAPromptNorOnThreads) {

@@ -2,7 +2,7 @@
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def float64_case(folder, input_ids, labels):
@@ -43,8 +43,8 @@ def write_case(path, case):
     save_file(case, str(path))
 
 
-def random_llama(folder, seed=0, shard_size="1GB", **config):
-    """Saves a small LlamaForCausalLM with random fp32 weights in `folder`; no weight is near its
+def random_llama(folder, seed=0, shard_size="1GB", model_type="llama", **config):
+    """Saves a small LlamaForCausalLM (or what `model_type` says) with random fp32 weights in `folder`; no weight is near its
     usual start (norm weights are away from 1), so that one that is left out shows."""
     sizes = {
         "vocab_size": 99,
@@ -57,7 +57,9 @@ def random_llama(folder, seed=0, shard_size="1GB", **config):
         "tie_word_embeddings": False,
     }
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **config}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **{**sizes, **config}), dtype=torch.float32
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

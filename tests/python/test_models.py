@@ -49,6 +49,10 @@ CONFIGS = {
     "rope_theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
     "rope_llama3": {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}},
     "norm_epsilon": {"rms_norm_eps": 1e-2},
+    "window": {"model_type": "mistral", "sliding_window": 5},
+    "window_of_two": {"model_type": "mistral", "sliding_window": 2},
+    "wide_window": {"model_type": "mistral", "sliding_window": 64},
+    "mistral_without_window": {"model_type": "mistral", "sliding_window": None},
 }
 
 

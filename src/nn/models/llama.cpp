@@ -101,7 +101,7 @@ LlamaGraph build_llama(Graph& graph, const LlamaConfig& c, DType weight_dtype) {
   const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   const auto attend = [&](std::int64_t, Tensor q, Tensor k, Tensor v) {
     return attention(q, k, v, cu_seqlens, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-                     scale);
+                     scale, {.window = c.sliding_window});
   };
   const Tensor x = build_llama_layers(graph, c, weight_dtype, attend);
   const Tensor logits = build_llama_head(graph, c, weight_dtype, x);

@@ -223,6 +223,7 @@ void check(const LlamaConfig& c, std::string_view where) {
         where, c.num_attention_heads, c.num_key_value_heads,
         divisor_near(c.num_attention_heads, c.num_key_value_heads));
   }
+  if (c.sliding_window != 0) check_size(where, "sliding_window", c.sliding_window);
   if (c.head_dim % 2 != 0) {
     throw_error<UsageError>("{}: head_dim: expected an even number (RoPE rotates pairs), got {}.",
                             where, c.head_dim);
@@ -247,13 +248,16 @@ namespace {
 
 /// What would be read without a complaint, but computed wrongly.
 void must_be_llama(const Reader& config, const json& root) {
-  if (!config.has("model_type") || config.text("model_type", "") != "llama") {
-    throw_error<UsageError>("{}: model_type: expected \"llama\", got {}.", config.where(),
+  const std::string type = config.text("model_type", "");
+  if (type != "llama" && type != "mistral") {
+    throw_error<UsageError>("{}: model_type: expected \"llama\" or \"mistral\", got {}.",
+                            config.where(),
                             config.has("model_type") ? excerpt(root["model_type"]) : "nothing");
   }
-  if (config.has("architectures") && root["architectures"] != json::array({"LlamaForCausalLM"})) {
-    throw_error<UsageError>("{}: architectures: expected [\"LlamaForCausalLM\"], got {}.",
-                            config.where(), excerpt(root["architectures"]));
+  const char* architecture = type == "llama" ? "LlamaForCausalLM" : "MistralForCausalLM";
+  if (config.has("architectures") && root["architectures"] != json::array({architecture})) {
+    throw_error<UsageError>("{}: architectures: expected [\"{}\"], got {}.", config.where(),
+                            architecture, excerpt(root["architectures"]));
   }
   if (config.has("quantization_config")) {
     throw_error<UsageError>(
@@ -261,6 +265,14 @@ void must_be_llama(const Reader& config, const json& root) {
         "float16.",
         config.where(), excerpt(root["quantization_config"]));
   }
+}
+
+/// Mistral is LLaMA with a window and other values for what the file leaves out.
+void read_mistral(const Reader& config, const json& root, LlamaConfig& c) {
+  c.num_key_value_heads = config.size("num_key_value_heads", 8);
+  c.max_position_embeddings = config.size("max_position_embeddings", 131072);
+  const bool none = root.contains("sliding_window") && root["sliding_window"].is_null();
+  c.sliding_window = none ? 0 : config.size("sliding_window", 4096);
 }
 
 }  // namespace
@@ -277,6 +289,7 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view where) {
   c.intermediate_size = config.size("intermediate_size");
   c.vocab_size = config.size("vocab_size");
   c.max_position_embeddings = config.size("max_position_embeddings", c.max_position_embeddings);
+  if (config.text("model_type", "") == "mistral") read_mistral(config, root, c);
   c.head_dim = head_dim_of(config, c);
   c.rms_norm_eps = config.positive("rms_norm_eps", c.rms_norm_eps);
   read_rope(config, c);
@@ -308,9 +321,11 @@ std::string to_json(const LlamaConfig& c) {
   const auto token = [](std::optional<std::int64_t> id) {
     return id ? nlohmann::ordered_json(*id) : nlohmann::ordered_json(nullptr);
   };
+  const bool mistral = c.sliding_window > 0;
   nlohmann::ordered_json root = {
-      {"architectures", nlohmann::ordered_json::array({"LlamaForCausalLM"})},
-      {"model_type", "llama"},
+      {"architectures", nlohmann::ordered_json::array({mistral ? "MistralForCausalLM"
+                                                               : "LlamaForCausalLM"})},
+      {"model_type", mistral ? "mistral" : "llama"},
       {"dtype", torch_name(c.dtype)},
       {"vocab_size", c.vocab_size},
       {"hidden_size", c.hidden_size},
@@ -333,6 +348,7 @@ std::string to_json(const LlamaConfig& c) {
       {"pad_token_id", nullptr},
       {"use_cache", true},
   };
+  if (mistral) root["sliding_window"] = c.sliding_window;
   return root.dump(2) + "\n";
 }
 

@@ -26,6 +26,8 @@ struct LlamaConfig {
   double rope_theta = 10000.0;
   std::optional<Llama3Rope> rope_scaling;  ///< absent: plain RoPE
   bool tie_word_embeddings = false;
+  /// Keys that a query sees, 0: all. Such a model is Mistral's in the file.
+  std::int64_t sliding_window = 0;
   std::optional<std::int64_t> bos_token_id;
   std::optional<std::int64_t> eos_token_id;  ///< the first, where the file has a list
   DType dtype = DType::f32;                  ///< of the stored weights

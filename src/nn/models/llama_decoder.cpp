@@ -65,7 +65,8 @@ void LlamaDecoder::compile_layers() {
     const Tensor cache_k = graph.weight(cache_name("k", layer), rows, c.head_dim, dtype);
     const Tensor cache_v = graph.weight(cache_name("v", layer), rows, c.head_dim, dtype);
     return cached_attention(q, k, v, cache_k, cache_v, cu_seqlens, past, c.num_attention_heads,
-                            c.num_key_value_heads, c.head_dim, capacity_, scale);
+                            c.num_key_value_heads, c.head_dim, capacity_, scale,
+                            {.window = c.sliding_window});
   };
   CompileRequest request;
   request.outputs.push_back({"x", build_llama_layers(graph, c, dtype, attend), {}, true});
