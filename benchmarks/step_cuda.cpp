@@ -2,12 +2,18 @@
 // step of the plan. Weights and tokens are random; nothing is read or written.
 //   step_cuda [--d 2048] [--layers 16] [--heads 32] [--kv-heads 8] [--d-ff 8192] [--vocab 128256]
 //             [--seq 8192] [--batch 2] [--held-price 0] [--turns 10] [--untied]
+//             [--recompute-products] [--accumulate] [--stdin]
+// --accumulate: gradients are added to, in memory of their own, as a step of several micro-batches
+// needs.
+// --stdin: one step for each line that is read, as benchmarks/train_step_cuda.py does.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <iostream>
 #include <map>
 #include <numeric>
 #include <stdexcept>
@@ -30,7 +36,7 @@ struct Options {
   std::int64_t d = 2048, layers = 16, heads = 32, kv_heads = 8, d_ff = 8192, vocab = 128256;
   std::int64_t seq = 8192, batch = 2, turns = 10;
   double held_price = 0;
-  bool tied = true;
+  bool tied = true, from_stdin = false, accumulate = false, recompute_products = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -45,6 +51,12 @@ Options parse(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--untied") {
       o.tied = false;
+    } else if (name == "--stdin") {
+      o.from_stdin = true;
+    } else if (name == "--accumulate") {
+      o.accumulate = true;
+    } else if (name == "--recompute-products") {
+      o.recompute_products = true;
     } else if (i + 1 < argc && name == "--held-price") {
       o.held_price = std::atof(argv[++i]);
     } else if (const auto it = numbers.find(name); it != numbers.end() && i + 1 < argc) {
@@ -149,6 +161,17 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+/// Answers each line of stdin with what `step` gives, after a few steps of warming up.
+void step_for_each_line(const std::function<std::string()>& step) {
+  for (int i = 0; i < 3; ++i) step();
+  const auto say = [](const std::string& text) {
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+  };
+  say("{\"ready\": true}");
+  for (std::string line; std::getline(std::cin, line);) say(step());
+}
+
 int run(const Options& o) {
   LlamaConfig config;
   config.hidden_size = o.d;
@@ -172,14 +195,17 @@ int run(const Options& o) {
   CompileOptions options;
   options.dtype = DType::bf16;
   options.output_dtype = options.weight_grad_dtype = DType::f32;
-  options.accumulate_weight_grads = true;
+  options.accumulate_weight_grads = o.accumulate;
+  options.own_weight_grads = !o.accumulate;
   options.held_price = o.held_price;
+  options.recompute_products = o.recompute_products;
   const auto plan = compile(graph, request, options);
-  fmt::print("plan: {:.1f} s, {} + {} steps\n", now() - start, plan->forward.size(),
+  std::FILE* const notes = o.from_stdin ? stderr : stdout;
+  fmt::print(notes, "plan: {:.1f} s, {} + {} steps\n", now() - start, plan->forward.size(),
              plan->backward.size());
   start = now();
   coda::cuda::CudaSession session(gpu, plan, tokens);
-  fmt::print("kernels: {:.1f} s\n", now() - start);
+  fmt::print(notes, "kernels: {:.1f} s\n", now() - start);
   Memory memory(gpu, *plan, session, o);
 
   std::vector<BackendTensor> owned;
@@ -188,28 +214,33 @@ int run(const Options& o) {
     AdamWTensor t;
     t.count = w.rows * w.cols;
     t.decays = !w.is_vector;
-    t.gradient = memory.at("d_" + w.name).view().as<float>();
+    t.gradient = (o.accumulate ? memory.at("d_" + w.name).view() : session.buffer("d_" + w.name))
+                     .as<float>();
     for (float** p : {&t.value, &t.first, &t.second}) {
       if (p == &t.value && w.is_vector) {
         t.value = memory.at(w.name).view().as<float>();
         continue;
       }
+      if (p == &t.value) continue;
       owned.emplace_back(gpu, DType::f32, 1, t.count);
       *p = owned.back().view().as<float>();
     }
     if (!w.is_vector) {
-      // The masters of the weights, so that an update leaves them what they are: zeros would make
-      // everything timed after it draw less power, and run faster.
-      const auto buffer = static_cast<std::size_t>(plan->find_buffer(w.name));
-      gpu.upload(t.value, Memory::values_of(plan->buffers[buffer], o).data(),
-                 static_cast<std::size_t>(t.count) * sizeof(float));
+      // What the rounded weights lack; zeros leave them what they are. An update leaves all as it
+      // is: other weights might draw less power in what is timed after it, and make it faster.
+      owned.emplace_back(gpu, DType::bf16, 1, t.count);
+      t.low = owned.back().view().as<std::int16_t>();
       t.rounded = memory.at(w.name).view().data;
     }
     weights.push_back(t);
   }
   const auto adamw = gpu.make_adamw(weights);
-  const auto forward_backward = [&] {
+  const auto zero_gradients = [&] {
+    if (!o.accumulate) return;
     for (const LlamaWeight& w : llama_weights(config)) memory.at("d_" + w.name).fill_zero();
+  };
+  const auto forward_backward = [&] {
+    zero_gradients();
     session.run(Phase::forward, tokens);
     session.run(Phase::backward, tokens);
   };
@@ -234,18 +265,35 @@ int run(const Options& o) {
   start = now();
   forward_backward();
   gpu.synchronize();
-  fmt::print("first run: {:.2f} s\n", now() - start);
+  fmt::print(notes, "first run: {:.2f} s\n", now() - start);
   std::size_t free = 0, total = 0;
   coda::cuda::driver().mem_get_info(&free, &total);
   double state = 0;
   for (const AdamWTensor& t : weights) {
-    state += static_cast<double>(t.count) * (t.rounded != nullptr ? 4 * 4 + 2 : 4 * 4);
+    state += static_cast<double>(t.count) * (3 * 4 + (o.accumulate ? 4 : 0));
   }
   fmt::print(
-      "memory: {:.1f} GiB in use: activations {:.1f}, values, gradients and AdamW's moments "
-      "{:.1f}\n",
+      notes,
+      "memory: {:.1f} GiB in use: the plan's {:.1f}, values, AdamW's moments and gradients that "
+      "are added to {:.1f}\n",
       static_cast<double>(total - free) / (1 << 30),
       static_cast<double>(layout_arena(*plan, tokens).bytes) / (1 << 30), state / (1 << 30));
+
+  if (o.from_stdin) {
+    step_for_each_line([&] {
+      const double begin = now();
+      forward_backward();
+      const float value = loss();
+      const double middle = now();
+      adamw->gradient_square_sum();
+      adamw->update(nothing);
+      gpu.synchronize();
+      return fmt::format("{{\"loss\": {}, \"seconds\": {}, \"passes_seconds\": {}}}", value,
+                         now() - begin, middle - begin);
+    });
+    fmt::print("{{\"peak_bytes\": {}}}\n", total - free);
+    return 0;
+  }
 
   std::vector<double> passes;
   float last_loss = 0;
@@ -273,9 +321,7 @@ int run(const Options& o) {
       step * 1e3, o.turns, *std::min_element(passes.begin(), passes.end()) * 1e3,
       static_cast<double>(tokens) / step * 1e-3, median(updates) * 1e3);
 
-  const double zero = milliseconds_of([&] {
-    for (const LlamaWeight& w : llama_weights(config)) memory.at("d_" + w.name).fill_zero();
-  });
+  const double zero = milliseconds_of(zero_gradients);
   const double forward = milliseconds_of([&] { session.run(Phase::forward, tokens); });
   const double backward = milliseconds_of([&] { session.run(Phase::backward, tokens); });
   fmt::print("on the device: gradients to zero {:.2f}, forward {:.2f}, backward {:.2f} ms\n", zero,

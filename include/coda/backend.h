@@ -42,9 +42,9 @@ class Session {
   /// and Backend::synchronize throws.
   virtual void run(Phase phase, std::int64_t tokens) = 0;
 
-  /// What a plan-owned buffer holds after a run; for tests and `coda explain`. Memory of the
-  /// backend's, good until the next run; buffers share it, so that scratch may hold another's
-  /// values. Throws UsageError for an unknown name.
+  /// What a plan-owned buffer holds after a run. Memory of the backend's, good until the next run. A
+  /// result keeps its value until then; the others are for tests and `coda explain`, and share
+  /// memory, so that scratch may hold another's values. Throws UsageError for an unknown name.
   virtual TensorView buffer(std::string_view name) const = 0;
 
   /// Seconds spent in each of the phase's steps in all runs so far; empty where nobody measures.
@@ -52,9 +52,11 @@ class Session {
 };
 
 /// One weight tensor as AdamW sees it, all in the backend's memory. `rounded`: the copy in 16 bits
-/// that is computed with, null where that is `value`.
+/// that is computed with, null where that is `value`. With `low`, value is null and lies in both:
+/// see base/split_f32.h; rounded_dtype is bf16.
 struct AdamWTensor {
   float* value = nullptr;
+  std::int16_t* low = nullptr;
   const float* gradient = nullptr;
   float* first = nullptr;   ///< running mean of the gradient
   float* second = nullptr;  ///< and of its square

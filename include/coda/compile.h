@@ -37,6 +37,9 @@ struct CompileOptions {
   DType weight_grad_dtype = DType::f32;  ///< of gradients of weights and row vectors
   /// Those are added to what their memory holds, which must be f32, not written over.
   bool accumulate_weight_grads = false;
+  /// Those are the plan's (Role::result), in memory that backward needs no longer when it writes
+  /// them. Not with accumulate_weight_grads.
+  bool own_weight_grads = false;
   // Passes, each can be switched off (tests compile every combination).
   bool defer = true;
   bool merge = true;
@@ -47,6 +50,10 @@ struct CompileOptions {
   /// the smallest price (up to 16) whose plan holds at most that many bytes at budget_tokens, or
   /// what holds least of those tried. Finite, 0 or more.
   double held_price = 0;
+  /// Products of forward may run again in backward, where they cost less than the bytes held: their
+  /// operations count as the bytes that an H200 moves meanwhile: K / 175 for a byte of 16-bit
+  /// results.
+  bool recompute_products = false;
   double memory_budget = 0;
   std::int64_t budget_tokens = 16384;  ///< M at which bytes are compared, 0 or more
   bool search = true;                  ///< R7: hill climbing on the saved set

@@ -20,6 +20,7 @@ enum class Role : std::uint8_t {
   output,   ///< bound by the user; written (a gradient may be accumulated into)
   saved,    ///< owned by the plan; written in forward, read in backward
   scratch,  ///< owned by the plan; lives inside one phase
+  result,   ///< owned by the plan; Session::buffer gives it from when it is written to the next run
 };
 
 /// A piece of memory. rows is kTokens for M rows. Partials (see Operand): `partial` set, rows and

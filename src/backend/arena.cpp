@@ -20,7 +20,7 @@ struct Interval {
   bool overlaps(const Interval& other) const { return first <= other.last && other.first <= last; }
 };
 
-/// First and last step that touches each buffer, counted through both phases.
+/// First and last step that touches each buffer, counted through both phases. Results stay.
 std::vector<Interval> lifetimes(const Plan& plan) {
   std::vector<Interval> intervals(plan.buffers.size());
   std::int32_t number = 0;
@@ -33,6 +33,9 @@ std::vector<Interval> lifetimes(const Plan& plan) {
       }
       ++number;
     }
+  }
+  for (std::size_t i = 0; i < intervals.size(); ++i) {
+    if (plan.buffers[i].role == Role::result) intervals[i].last = number;
   }
   return intervals;
 }
@@ -185,9 +188,10 @@ Arena layout_arena(const Plan& plan, std::int64_t max_tokens, bool reuse, bool w
     if (!is_owned(buffer)) continue;
     const DType dtype = widen && is_float(buffer.dtype) ? DType::f64 : buffer.dtype;
     const Extents extents = extents_of(buffer, max_tokens);
-    const auto per_row = static_cast<std::int64_t>(kRowAlignment / size_of(dtype));
+    const bool contiguous = extents.cols == 1 || buffer.role == Role::result;
+    const auto per_row = contiguous ? 1 : static_cast<std::int64_t>(kRowAlignment / size_of(dtype));
     Placement& placement = arena.placements[i];
-    placement.stride = extents.cols == 1 ? 1 : (extents.cols + per_row - 1) / per_row * per_row;
+    placement.stride = (extents.cols + per_row - 1) / per_row * per_row;
     placement.bytes = checked_bytes(buffer, extents.rows, placement.stride, size_of(dtype));
     placement.bytes = (placement.bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (from[i] < 0) order.push_back(i);

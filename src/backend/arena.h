@@ -35,11 +35,11 @@ struct Arena {
   std::size_t bytes = 0;
 };
 
-/// Places saved and scratch buffers for runs of up to max_tokens rows. Rows are padded to 64 bytes
-/// (but a col's stays contiguous). Buffers that are never alive together share memory if `reuse`;
-/// lifetimes are read off the steps; and a row program that is the last reader of a tile writes a
-/// tile that it makes of it, element by element, in its place. element_size(dtype) is taken after
-/// `widen`: floats become f64.
+/// Places the plan's own buffers for runs of up to max_tokens rows. Rows are padded to 64 bytes
+/// (but cols and results stay contiguous). Buffers that are never alive together share memory if
+/// `reuse`; lifetimes are read off the steps; and a row program that is the last reader of a tile
+/// writes a tile that it makes of it, element by element, in its place. element_size(dtype) is
+/// taken after `widen`: floats become f64.
 Arena layout_arena(const Plan& plan, std::int64_t max_tokens, bool reuse = true,
                    bool widen = false);
 

@@ -157,6 +157,9 @@ void TrainCommand::add_options(CLI::App& sub) {
   sub.add_flag("--recompute", o.recompute,
                "Hold fewer activations for the backward pass and compute them again")
       ->group(steps);
+  sub.add_flag("--recompute-products", o.recompute_products,
+               "Far fewer: products run again too, which takes time")
+      ->group(steps);
   device.add_options(sub);
   output.add_option(sub);
 }
@@ -457,7 +460,10 @@ int TrainCommand::run() {
   options.data_hash = hash;
 
   const auto model = make_llama_model(model_config, *backend, model_config.dtype,
-                                      options.batch * options.seq, options.recompute);
+                                      options.batch * options.seq,
+                                      {.recompute = options.recompute,
+                                       .recompute_products = options.recompute_products,
+                                       .accumulates = options.accumulate > 1});
   AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, model_config.dtype);
   Progression run = first_state(*model, optimizer, checkpoint);

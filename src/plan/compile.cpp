@@ -114,6 +114,10 @@ void Compiler::check() const {
     throw_error<UsageError>(
         "compile: budget_tokens: expected 0 or more, got {}. Give the rows of a typical run.",
         options_.budget_tokens);
+  if (options_.accumulate_weight_grads && options_.own_weight_grads)
+    throw_error<UsageError>(
+        "compile: own_weight_grads: expected gradients that are not accumulated, since the plan's "
+        "memory holds other things between backward phases. Ask for one of the two.");
   bool any_cotangent = false;
   for (const Output& output : request_.outputs) {
     if (!output.value || &output.value.graph() != &graph_)
@@ -262,6 +266,7 @@ void Compiler::add_gradient_slots() {
     add_slot("d_" + graph_.node(request_.wrt[i].id()).name, v, dtype,
              weight && options_.accumulate_weight_grads,
              needs_cotangent[static_cast<std::size_t>(v)], true);
+    if (weight && options_.own_weight_grads) slots_.back().role = Role::result;
   }
 }
 
@@ -283,7 +288,7 @@ std::vector<NodeId> Compiler::stored_anyway(const Partition& forward) const {
 Split Compiler::choose() {
   const std::vector<NodeId> none;
   SavedSearch forward_only(graph_, options_, forward_roots_, {}, values_, none);
-  Split split = forward_only.evaluate({});
+  Split split = forward_only.evaluate(Choice{});
   if (gradients_.empty()) return split;
 
   const std::vector<NodeId> stored = stored_anyway(split.forward);
@@ -306,7 +311,7 @@ Split Compiler::choose() {
   const std::set<NodeId> tiles = forward_tiles(min_cut(graph_, phases_, stored, bytes));
 
   const SavedSearch search = saved_search();
-  split = search.evaluate(tiles);
+  split = search.evaluate(Choice{.tiles = tiles, .again = {}, .remade = {}});
   internal_check(split.feasible, "compile: the saved values do not suffice for backward");
   if (!options_.fuse) return split;
   if (options_.search) split = improved(search, std::move(split));
@@ -354,7 +359,7 @@ Split Compiler::with_joined_partials(Split split) {
   if (joined.notes.empty()) return split;
   const std::vector<Root> roots = backward_roots_;
   for (Root& root : backward_roots_) root.node = joined[root.node];
-  Split next = saved_search().evaluate(split.tiles);
+  Split next = saved_search().evaluate(split);
   if (!next.feasible || next.moved > split.moved || next.held > split.held ||
       next.forward.units.size() > split.forward.units.size() ||
       next.backward.units.size() > split.backward.units.size()) {

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/op_table.h"
 #include "ops/opaque.h"
+#include "plan/delay.h"
 
 namespace coda {
 namespace {
@@ -35,7 +36,7 @@ PlanBuilder::PlanBuilder(const Graph& graph, const CompileOptions& options,
     const Node& node = graph.node(slot.node);
     names_.insert(slot.name);
     slot_buffers_.push_back(add_buffer({.name = slot.name,
-                                        .role = Role::output,
+                                        .role = slot.role,
                                         .kind = node.type.kind,
                                         .dtype = slot.dtype,
                                         .rows = node.type.rows,
@@ -228,23 +229,13 @@ void PlanBuilder::add_backward(const Partition& partition, const std::vector<Nod
 }
 
 Plan PlanBuilder::finish() {
-  std::vector<char> seen(plan_.buffers.size(), 0);
+  set_lifetimes(plan_);
   const auto forward_steps = static_cast<std::int32_t>(plan_.forward.size());
-  std::int32_t index = 0;
-  for (const auto* steps : {&plan_.forward, &plan_.backward})
-    for (const Step& step : *steps) {
-      for (const Slice& slice : step.slices) {
-        Buffer& buffer = plan_.buffers[static_cast<std::size_t>(slice.buffer)];
-        if (!seen[static_cast<std::size_t>(slice.buffer)]) buffer.first_step = index;
-        seen[static_cast<std::size_t>(slice.buffer)] = 1;
-        buffer.last_step = index;
-      }
-      ++index;
-    }
   for (Buffer& buffer : plan_.buffers)
     if (buffer.role == Role::scratch && buffer.first_step < forward_steps &&
         buffer.last_step >= forward_steps)
       buffer.role = Role::saved;
+  delay_repeated(plan_);
   return std::move(plan_);
 }
 

@@ -14,7 +14,7 @@
 
 namespace coda {
 
-/// An output of the plan, bound by the user.
+/// An output of the plan, bound by the user unless it is a result.
 struct OutputSlot {
   std::string name;
   NodeId node = kNoNode;
@@ -23,6 +23,7 @@ struct OutputSlot {
   /// The node's own buffer is this output: other units may read it.
   bool owner = false;
   bool backward = false;  ///< of the backward phase
+  Role role = Role::output;
 };
 
 /// Where a tile, weight or vector lies.

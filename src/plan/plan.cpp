@@ -20,6 +20,8 @@ std::string_view name_of(Role role) {
       return "saved";
     case Role::scratch:
       return "scratch";
+    case Role::result:
+      return "result";
   }
   return "?";
 }
@@ -142,7 +144,7 @@ class PlanCheck {
   void check_outputs() {
     for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
       const Buffer& buffer = plan_.buffers[i];
-      if (buffer.role != Role::output) continue;
+      if (buffer.role != Role::output && buffer.role != Role::result) continue;
       const Area whole(Slice{static_cast<std::int32_t>(i), 0, 0, buffer.rows, buffer.cols});
       internal_check(covers(written_[i], whole), "plan: output {} is never written whole",
                      buffer.name);

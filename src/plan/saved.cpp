@@ -32,22 +32,32 @@ SavedSearch::SavedSearch(const Graph& graph, const CompileOptions& options,
     for (const NodeId u : graph_.node(v).in) users_[static_cast<std::size_t>(u)].push_back(v);
 }
 
-double SavedSearch::bytes_of(NodeId v) const {
+double SavedSearch::elements_of(NodeId v) const {
   const Type& type = graph_.node(v).type;
-  const double rows =
-      static_cast<double>(type.rows == kTokens ? options_.budget_tokens : type.rows);
-  return rows * static_cast<double>(type.cols) * static_cast<double>(size_of(options_.dtype));
+  const std::int64_t rows = type.rows == kTokens ? options_.budget_tokens : type.rows;
+  return static_cast<double>(rows) * static_cast<double>(type.cols);
+}
+
+double SavedSearch::bytes_of(NodeId v) const {
+  return elements_of(v) * static_cast<double>(size_of(options_.dtype));
+}
+
+/// What a product sums over.
+double SavedSearch::depth_of(NodeId product) const {
+  const Node& node = graph_.node(product);
+  const Type& a = graph_.node(node.in[0]).type;
+  const std::int64_t k = node.attrs.transpose_a ? a.rows : a.cols;
+  return static_cast<double>(k == kTokens ? options_.budget_tokens : k);
 }
 
 /// Walks from the gradients to what is in memory. Reductions and opaque results of the forward
-/// phase are always kept; a matmul of the forward phase that would have to run again is kept too,
-/// if keep_products, else infeasible.
-bool SavedSearch::complete(const std::set<NodeId>& tiles, bool keep_products, Split& split) const {
+/// phase are always kept; a matmul of the forward phase that would have to run again does, if it is
+/// in split.again, or is kept too, if keep_products; else infeasible.
+bool SavedSearch::complete(const Choice& choice, bool keep_products, Split& split) const {
   std::vector<char> seen(static_cast<std::size_t>(graph_.size()), 0);
   std::vector<NodeId> stack;
   for (const Root& root : backward_) stack.push_back(root.node);
-  split.tiles.clear();
-  split.saved.clear();
+  split.again = choice.again;
   while (!stack.empty()) {
     const NodeId v = stack.back();
     stack.pop_back();
@@ -56,8 +66,11 @@ bool SavedSearch::complete(const std::set<NodeId>& tiles, bool keep_products, Sp
     seen[i] = 1;
     const Node& node = graph_.node(v);
     if (node.op == Op::input || node.op == Op::constant) continue;
+    if (choice.remade.count(v)) split.remade.insert(v);
     if (!needs_cotangent_[i]) {
-      if (tiles.count(v) || (keep_products && in_forward_[i] && node.op == Op::matmul)) {
+      const bool product = in_forward_[i] && node.op == Op::matmul;
+      const bool runs_again = product && split.again.count(v) != 0;
+      if (choice.tiles.count(v) || (keep_products && product && !runs_again)) {
         split.tiles.insert(v);
         split.saved.push_back(v);
         continue;
@@ -67,17 +80,41 @@ bool SavedSearch::complete(const std::set<NodeId>& tiles, bool keep_products, Sp
         split.saved.push_back(v);
         continue;
       }
-      if (in_forward_[i] && (node.op == Op::matmul || node.op == Op::opaque)) return false;
+      if (runs_again) {
+        split.flops_again += 2 * elements_of(v) * depth_of(v);
+        split.rebuilt = std::max(split.rebuilt, bytes_of(v));
+      } else if (product || (in_forward_[i] && node.op == Op::opaque)) {
+        return false;
+      }
     }
     for (const NodeId u : node.in) stack.push_back(u);
   }
   std::sort(split.saved.begin(), split.saved.end());
-  return true;
+  return split.again.empty() || !takes_many(split, seen);
 }
 
-Split SavedSearch::evaluate(const std::set<NodeId>& tiles, bool keep_products) const {
+/// Does a value take more than two products to compute again? Sums of a whole chain of layers would
+/// be made far ahead of what needs the last of them, and be held until then.
+bool SavedSearch::takes_many(const Split& split, const std::vector<char>& walked) const {
+  constexpr std::size_t kMost = 2;
+  std::vector<std::set<NodeId>> taken(walked.size());  // operands have smaller numbers
+  for (std::size_t i = 0; i < walked.size(); ++i) {
+    const auto v = static_cast<NodeId>(i);
+    const bool kept = std::binary_search(split.saved.begin(), split.saved.end(), v);
+    if (!walked[i] || kept || needs_cotangent_[i]) continue;
+    for (const NodeId u : graph_.node(v).in) {
+      const std::set<NodeId>& below = taken[static_cast<std::size_t>(u)];
+      taken[i].insert(below.begin(), below.end());
+    }
+    if (split.again.count(v) != 0) taken[i].insert(v);
+    if (taken[i].size() > kMost) return true;
+  }
+  return false;
+}
+
+Split SavedSearch::evaluate(const Choice& choice, bool keep_products) const {
   Split split;
-  if (!complete(tiles, keep_products, split)) return split;
+  if (!complete(choice, keep_products, split)) return split;
   PartitionRequest request{.graph = &graph_,
                            .roots = forward_,
                            .leaves = {},
@@ -93,11 +130,13 @@ Split SavedSearch::evaluate(const std::set<NodeId>& tiles, bool keep_products) c
     if (!outputs.count(v)) request.roots.push_back({v, -1, false});
   split.forward = partition(request);
   request.roots = backward_;
+  for (const NodeId v : split.remade) request.roots.push_back({v, -1, false});
   request.leaves = split.saved;
   split.backward = partition(request);
   split.moved = split.forward.bytes + split.backward.bytes;
   for (const NodeId v : split.saved)
     if (is_tile(graph_.node(v))) split.held += bytes_of(v);
+  split.held += split.rebuilt;
   split.feasible = true;
   return split;
 }
@@ -176,22 +215,98 @@ std::vector<std::vector<NodeId>> SavedSearch::candidates(const Split& split) con
   return result;
 }
 
+/// The products that v is computed again from, below what is kept.
+std::set<NodeId> SavedSearch::products_below(const Split& split, NodeId v) const {
+  std::set<NodeId> found, seen;
+  std::vector<NodeId> stack{graph_.node(v).in};
+  while (!stack.empty()) {
+    const NodeId u = stack.back();
+    stack.pop_back();
+    const Node& node = graph_.node(u);
+    if (!is_tile(node) || split.tiles.count(u) || !seen.insert(u).second) continue;
+    if (node.op == Op::matmul) found.insert(u);
+    if (node.op != Op::matmul || split.again.count(u))
+      stack.insert(stack.end(), node.in.begin(), node.in.end());
+  }
+  std::erase_if(found, [&](NodeId product) { return split.again.count(product) != 0; });
+  return found;
+}
+
+/// Products that might run again, those of equal layers together: for each the kept tiles that are
+/// made from it and from no other, then the product itself.
+std::vector<std::vector<NodeId>> SavedSearch::products(const Split& split) const {
+  std::map<NodeId, std::vector<NodeId>> tiles_of;
+  for (const NodeId v : split.tiles) {
+    const bool product = graph_.node(v).op == Op::matmul;
+    const std::set<NodeId> below = product ? std::set<NodeId>{v} : products_below(split, v);
+    if (below.size() == 1) tiles_of[*below.begin()].push_back(v);
+  }
+  std::map<std::size_t, std::vector<NodeId>> groups;
+  for (const auto& [product, tiles] : tiles_of) {
+    std::vector<NodeId>& group = groups[signature(product, 3)];
+    group.insert(group.end(), tiles.begin(), tiles.end());
+    group.push_back(product);
+  }
+  std::vector<std::vector<NodeId>> result;
+  for (auto& [key, group] : groups) result.push_back(std::move(group));
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+namespace {
+
+/// What an H200 computes while it moves a byte: 700 TFLOP/s over 4 TB/s.
+constexpr double kFlopsPerByte = 175;
+
+double cost_of(const Split& split, double price) {
+  return split.moved + price * split.held + split.flops_again / kFlopsPerByte;
+}
+
+}  // namespace
+
+bool SavedSearch::take_if_better(Split& best, const Choice& choice, double price) const {
+  // Dropping a value may take its product along: softmax(z) makes room for z.
+  Split next = evaluate(choice, true);
+  if (!next.feasible || cost_of(next, price) >= cost_of(best, price)) return false;
+  best = std::move(next);
+  return true;
+}
+
+/// Takes the group that gains most, and again: what runs again limits what else can.
+bool SavedSearch::drop_products(Split& best, double price) const {
+  bool better = false;
+  while (true) {
+    Split next = best;
+    for (const auto& group : products(best)) {
+      Choice choice = best;
+      for (const NodeId v : group) {
+        if (choice.tiles.erase(v)) choice.remade.insert(v);
+        if (graph_.node(v).op == Op::matmul) choice.again.insert(v);
+      }
+      take_if_better(next, choice, price);
+    }
+    if (cost_of(next, price) >= cost_of(best, price)) return better;
+    best = std::move(next);
+    better = true;
+  }
+}
+
+bool SavedSearch::toggle_tiles(Split& best, double price) const {
+  bool better = false;
+  for (const auto& group : candidates(best)) {
+    Choice choice = best;
+    for (const NodeId v : group)
+      if (!choice.tiles.erase(v)) choice.tiles.insert(v);
+    better = take_if_better(best, choice, price) || better;
+  }
+  return better;
+}
+
 Split SavedSearch::improve(Split best, double price) const {
   constexpr int kRounds = 3;
-  const auto cost = [&](const Split& split) { return split.moved + price * split.held; };
   for (int round = 0; round < kRounds; ++round) {
-    bool better = false;
-    for (const auto& group : candidates(best)) {
-      std::set<NodeId> tiles = best.tiles;
-      for (const NodeId v : group)
-        if (!tiles.erase(v)) tiles.insert(v);
-      // Dropping a value may take its product along: softmax(z) makes room for z.
-      Split next = evaluate(tiles, true);
-      if (!next.feasible || cost(next) >= cost(best)) continue;
-      best = std::move(next);
-      better = true;
-    }
-    if (!better) break;
+    const bool products = options_.recompute_products && drop_products(best, price);
+    if (!toggle_tiles(best, price) && !products) break;
   }
   return best;
 }

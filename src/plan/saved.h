@@ -14,12 +14,20 @@
 
 namespace coda {
 
+/// What backward is to have of the forward phase.
+struct Choice {
+  std::set<NodeId> tiles;   ///< kept
+  std::set<NodeId> again;   ///< products that run again
+  std::set<NodeId> remade;  ///< tiles made of those, stored as they would be if they were kept
+};
+
 /// Both phases, partitioned for one choice of saved values.
-struct Split {
-  std::set<NodeId> tiles;     ///< the choice: tiles kept
+struct Split : Choice {
   std::vector<NodeId> saved;  ///< tiles, reductions and opaque results that backward reads
   Partition forward, backward;
-  double moved = 0, held = 0;  ///< bytes
+  double moved = 0, held = 0;  ///< bytes; held: with what is rebuilt at one time
+  double flops_again = 0;      ///< of the products in `again`
+  double rebuilt = 0;          ///< bytes of the largest of them
   bool feasible = false;
 };
 
@@ -29,17 +37,25 @@ class SavedSearch {
   SavedSearch(const Graph& graph, const CompileOptions& options, std::vector<Root> forward,
               std::vector<Root> backward, const std::vector<NodeId>& forward_values,
               const std::vector<NodeId>& cotangents);
-  /// keep_products: products that `tiles` leaves to be computed again are kept as well.
-  Split evaluate(const std::set<NodeId>& tiles, bool keep_products = false) const;
+  /// keep_products: products that the choice leaves out are kept as well.
+  Split evaluate(const Choice& choice, bool keep_products = false) const;
   /// Hill climbing from a feasible split; price: of a byte held, in bytes moved.
   Split improve(Split start, double price) const;
 
  private:
-  bool complete(const std::set<NodeId>& tiles, bool keep_products, Split& split) const;
+  bool complete(const Choice& choice, bool keep_products, Split& split) const;
+  bool takes_many(const Split& split, const std::vector<char>& walked) const;
   std::vector<std::vector<NodeId>> candidates(const Split& split) const;
+  std::vector<std::vector<NodeId>> products(const Split& split) const;
+  std::set<NodeId> products_below(const Split& split, NodeId v) const;
+  bool drop_products(Split& best, double price) const;
+  bool toggle_tiles(Split& best, double price) const;
+  bool take_if_better(Split& best, const Choice& choice, double price) const;
   std::size_t sources(const Unit& unit, NodeId v) const;
   std::size_t signature(NodeId v, int depth) const;
+  double elements_of(NodeId v) const;
   double bytes_of(NodeId v) const;
+  double depth_of(NodeId product) const;
 
   const Graph& graph_;
   const CompileOptions& options_;

@@ -9,8 +9,9 @@
 namespace coda {
 namespace {
 
-/// Of a held byte, in bytes moved (plan/compile.h): enough for all that is cheap to make again.
-constexpr double kRecomputePrice = 1.5;
+/// Of a held byte, in bytes moved (coda/compile.h): enough for all that is cheap to make again, and
+/// for products that sum over up to 5000 columns.
+constexpr double kRecomputePrice = 1.5, kProductsPrice = 30;
 
 class TrainedLlama : public Model {
  public:
@@ -21,8 +22,11 @@ class TrainedLlama : public Model {
     for (LlamaModel::Parameter& p : model_.parameters()) {
       std::vector<std::int64_t> shape{p.weight.cols};
       if (!p.weight.is_vector) shape.insert(shape.begin(), p.weight.rows);
-      parameters_.push_back(
-          {p.weight.name, std::move(shape), p.value.as<float>(), p.gradient.as<float>()});
+      std::span<float> gradient;
+      if (device() == nullptr) {
+        gradient = {model_.gradient(p).as<float>(), static_cast<std::size_t>(p.value.size())};
+      }
+      parameters_.push_back({p.weight.name, std::move(shape), p.value.as<float>(), gradient});
     }
   }
 
@@ -42,7 +46,9 @@ class TrainedLlama : public Model {
   void prepare() override { model_.prepare(LlamaModel::Use::training); }
   void zero_gradients() override { model_.zero_gradients(); }
   void fetch_values() const override { model_.fetch_values(); }
+  bool accumulates() const override { return model_.options().accumulates; }
   void fetch_gradients() override {
+    if (device() == nullptr) return;
     model_.fetch_gradients();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       parameters_[i].gradient = model_.parameters()[i].gradient.as<float>();
@@ -59,7 +65,8 @@ class TrainedLlama : public Model {
     for (const LlamaModel::Parameter& p : std::as_const(model_).parameters()) {
       AdamWTensor t;
       t.value = p.device.value.view().as<float>();
-      t.gradient = p.device.gradient.view().as<float>();
+      t.low = p.device.low.view().as<std::int16_t>();
+      t.gradient = model_.gradient(p).as<float>();
       t.rounded = p.device.rounded.view().data;
       t.rounded_dtype = p.device.rounded.view().dtype;
       t.count = p.weight.rows * p.weight.cols;
@@ -101,7 +108,7 @@ class TrainedLlama : public Model {
     return {batch.tokens, positions_, cu_seqlens_, batch.labels};
   }
 
-  mutable LlamaModel model_;  ///< fetching changes nothing but where values are known
+  mutable LlamaModel model_;  ///< fetching and preparing change no value
   std::vector<Parameter> parameters_;
   std::vector<std::int32_t> positions_, cu_seqlens_;
 };
@@ -109,10 +116,15 @@ class TrainedLlama : public Model {
 }  // namespace
 
 std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
-                                        std::int64_t max_tokens, bool recompute) {
+                                        std::int64_t max_tokens, const LlamaModelOptions& wanted) {
   check_memory("model", parameter_count(config), 8);  // a value and a gradient
   LlamaOptions options{dtype, {}};
-  if (recompute) options.compile.held_price = kRecomputePrice;
+  if (wanted.recompute) options.compile.held_price = kRecomputePrice;
+  if (wanted.recompute_products) {
+    options.compile.held_price = kProductsPrice;
+    options.compile.recompute_products = true;
+  }
+  options.accumulates = wanted.accumulates;
   return std::make_unique<TrainedLlama>(config, backend, options, max_tokens);
 }
 

@@ -10,10 +10,20 @@
 
 namespace coda {
 
+struct LlamaModelOptions {
+  /// The forward pass keeps less for the backward pass, which computes it again, to the same bits.
+  bool recompute = false;
+  /// The same of products, which take time: every layer keeps its input and attention's result.
+  bool recompute_products = false;
+  /// false: for steps of one micro-batch, whose gradients need no memory of their own. The same
+  /// bits, but for the sign of zeros.
+  bool accumulates = true;
+};
+
 /// A model with zero weights, computing in `dtype`: load_weights or initialize fills it. Batches
-/// may have up to max_tokens tokens. recompute: the forward pass keeps less for the backward pass,
-/// which computes it again, to the same bits. The backend must outlive it. Throws UsageError.
+/// may have up to max_tokens tokens. The backend must outlive it. Throws UsageError.
 std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
-                                        std::int64_t max_tokens, bool recompute = false);
+                                        std::int64_t max_tokens,
+                                        const LlamaModelOptions& options = {});
 
 }  // namespace coda

@@ -78,9 +78,15 @@ void check_skipped(const Progression& run, const StepMetrics& report, const Trai
 }  // namespace
 
 double accumulate_gradients(Model& model, std::span<const Batch> batches) {
-  model.zero_gradients();
+  if (batches.size() > 1 && !model.accumulates()) {
+    throw_error<UsageError>(
+        "train: expected one micro-batch for a model that does not accumulate, got {}. Make it "
+        "with accumulates = true.",
+        batches.size());
+  }
   std::int64_t labels = 0;
   for (const Batch& batch : batches) labels += batch.valid_labels();
+  if (model.accumulates() || labels == 0) model.zero_gradients();
   if (labels == 0) return std::numeric_limits<double>::quiet_NaN();
   const auto scale = static_cast<float>(1.0 / static_cast<double>(labels));
   double loss = 0.0;

@@ -51,7 +51,8 @@ struct LoopEvents {
 };
 
 /// Sets the gradients to those of the mean loss over all labels of these micro-batches, however
-/// they are spread over them, and returns that mean. With no label at all: zeros and NaN.
+/// they are spread over them, and returns that mean. With no label at all: zeros and NaN. Throws
+/// UsageError for several micro-batches of a model that does not accumulate.
 double accumulate_gradients(Model& model, std::span<const Batch> batches);
 
 /// The held-out tokens that a run evaluates: the first of them, at most options.eval_tokens.

@@ -33,7 +33,7 @@ struct Batch {
 };
 
 /// One weight tensor: fp32 values that the optimiser changes, and the fp32 sum of gradients. Both
-/// are owned by the model and stay where they are. A model on a device keeps its own there: these
+/// are the model's and stay where they are. A model on a device keeps its own there: these
 /// are then what values_changed sends and what fetch_values and fetch_gradients bring back.
 struct Parameter {
   std::string name;  ///< as in a Hugging Face checkpoint
@@ -54,6 +54,9 @@ class Model {
   virtual void weights_updated() { values_changed(); }
 
   virtual void zero_gradients();
+  /// Does forward_backward add to the gradients? Otherwise it sets them, and they last until it
+  /// runs again.
+  virtual bool accumulates() const { return true; }
   virtual void fetch_values() const {}
   virtual void fetch_gradients() {}
   /// Where a model keeps its weights on a device: that, and its tensors without moments.
@@ -67,7 +70,8 @@ class Model {
   virtual std::int64_t step_bytes() { return 0; }
   /// Makes ready what forward_backward needs, which the first call would do otherwise.
   virtual void prepare() {}
-  /// Adds scale * d(sum of the valid labels' losses) to the gradients; returns that sum, unscaled.
+  /// Adds scale * d(sum of the valid labels' losses) to the gradients, or sets them to it; returns
+  /// that sum, unscaled.
   virtual double forward_backward(const Batch& batch, float scale) = 0;
   /// The sum of the valid labels' losses.
   virtual double evaluate(const Batch& batch) = 0;

@@ -36,7 +36,8 @@ struct TrainOptions {
   std::string on_spike = "ignore";  ///< or stop, skip: a step whose loss is a spike
   double spike = 1.0;               ///< nats above the median of recent losses that make a spike
   std::string dtype = "f32";
-  bool recompute = false;  ///< hold less between forward and backward, compute it again
+  bool recompute = false;           ///< hold less between forward and backward, compute it again
+  bool recompute_products = false;  ///< products too
   std::uint64_t seed = 0;
   std::int64_t eval_every = 100;
   std::int64_t save_every = 200;
@@ -76,6 +77,7 @@ void for_each_option(Options& o, Visit visit) {
   visit("spike", o.spike);
   visit("dtype", o.dtype);
   visit("recompute", o.recompute);
+  visit("recompute_products", o.recompute_products);
   visit("seed", o.seed);
   visit("eval_every", o.eval_every);
   visit("save_every", o.save_every);

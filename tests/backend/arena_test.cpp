@@ -48,6 +48,35 @@ TEST(Arena, TheGradientOfLogitsLiesOnTheLogits) {
   EXPECT_LT(arena.bytes + arena.placements[at.logits].bytes, apart.bytes + 1);
 }
 
+TEST(Arena, GradientsOfWeightsLieOverWhatBackwardHasDoneWith) {
+  Graph graph;
+  LlamaBlockSizes sizes;
+  sizes.d_model = 64, sizes.head_dim = 16;
+  const CompileRequest request = llama_layer_block(graph, sizes);
+  CompileOptions options;
+  options.own_weight_grads = true;
+  const auto plan = compile(graph, request, options);
+  const Arena arena = layout_arena(*plan, 100), apart = layout_arena(*plan, 100, false);
+  EXPECT_LT(arena.bytes, apart.bytes);
+  int results = 0;
+  for (std::size_t i = 0; i < plan->buffers.size(); ++i) {
+    const Buffer& result = plan->buffers[i];
+    if (result.role != Role::result) continue;
+    ++results;
+    EXPECT_EQ(arena.placements[i].stride, result.cols) << result.name;
+    // Nothing that is touched from then on, and no other result, may lie on it.
+    for (std::size_t j = 0; j < plan->buffers.size(); ++j) {
+      const Buffer& other = plan->buffers[j];
+      const Placement &a = arena.placements[i], &b = arena.placements[j];
+      if (j == i || b.bytes == 0) continue;
+      if (other.role != Role::result && other.last_step < result.first_step) continue;
+      EXPECT_TRUE(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset)
+          << result.name << ", " << other.name;
+    }
+  }
+  EXPECT_EQ(results, 9);  // seven matrices, two norms
+}
+
 TEST(Arena, WhatIsReadAfterwardsStaysApart) {
   Plan plan = *head();
   const Softmax at = softmax_of(plan);

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+
+#include "base/split_f32.h"
 
 namespace coda {
 namespace {
@@ -14,6 +17,22 @@ TEST(Convert, Bf16RoundsToNearestEven) {
   EXPECT_EQ(bf16_from_f32(1.0f + 3 * 0x1p-8f), 0x3f82);  // tie, even above
   EXPECT_EQ(bf16_from_f32(1.0f + 0x1p-8f + 0x1p-20f), 0x3f81);
   EXPECT_TRUE(std::isnan(f32_from_bf16(bf16_from_f32(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+TEST(Convert, HalvesOfAnF32AreItsRoundedValueAndTheRest) {
+  // Every upper half, with lower halves at and around the tie.
+  for (std::uint32_t upper = 0; upper < 0x10000; ++upper) {
+    for (const std::uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const auto value = std::bit_cast<float>(upper << 16 | lower);
+      const SplitF32 halves = split_f32(value);
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(f32_from_bf16(halves.rounded)) && std::isnan(join_f32(halves)));
+        continue;
+      }
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(join_f32(halves)), upper << 16 | lower);
+      ASSERT_EQ(halves.rounded, lower == 0x8000 ? upper + 1 : bf16_from_f32(value));
+    }
+  }
 }
 
 TEST(Convert, F16RoundTripsEveryValue) {

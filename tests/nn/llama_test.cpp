@@ -197,6 +197,37 @@ TEST(Llama, NoTokens) {
   EXPECT_TRUE(logits_of(*model, none.batch()).empty());
 }
 
+TEST(Llama, NeitherGradientsInThePlansMemoryNorProductsThatRunAgainChangeABit) {
+  const auto backend = make_cpu_backend();
+  const GoldenCase golden("llama-gqa");
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    LlamaOptions options;
+    options.dtype = dtype;
+    const auto sums = make_model(golden, *backend, options);
+    const Step want = step_of(*sums, golden.all.batch(), 0.25f);
+    const double held = saved_bytes(sums->plan(LlamaModel::Use::training), golden.all.count());
+    options.accumulates = false;
+    for (const bool again : {false, true}) {
+      options.compile.recompute_products = again;
+      options.compile.held_price = again ? 1000 : 0;
+      const auto model = make_model(golden, *backend, options);
+      for (int run = 0; run < 2; ++run) {  // it sets them, whatever was there
+        EXPECT_EQ(model->forward_backward(golden.all.batch(), 0.25f), want.loss);
+        model->fetch_gradients();
+        for (std::size_t i = 0; i < want.gradients.size(); ++i) {
+          const auto got = model->parameters()[i].gradient.as<const float>();
+          EXPECT_TRUE(std::equal(got.begin(), got.end(), want.gradients[i].begin(),
+                                 want.gradients[i].end()))
+              << model->parameters()[i].weight.name;
+        }
+      }
+      if (!again) continue;
+      EXPECT_LT(saved_bytes(model->plan(LlamaModel::Use::training), golden.all.count()),
+                0.7 * held);
+    }
+  }
+}
+
 /// The message of the UsageError that `run` throws; gradients must be as they were.
 template <class Run>
 std::string usage_error(LlamaModel& model, const Run& run) {

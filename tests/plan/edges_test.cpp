@@ -214,6 +214,62 @@ std::string refusal(const std::function<void(Graph&, CompileRequest&)>& edit,
   return "accepted";
 }
 
+/// x + swiglu(rms_norm(x)) four times.
+CompileRequest four_layers(Graph& g) {
+  const Sizes s;
+  Tensor x = g.tile("x", s.d);
+  CompileRequest request;
+  for (int i = 0; i < 4; ++i) {
+    const auto weight = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+      request.wrt.push_back(g.weight(name + std::to_string(i), rows, cols));
+      return request.wrt.back();
+    };
+    request.wrt.push_back(g.row("norm" + std::to_string(i), s.d));
+    const Tensor h = rms_norm(x, request.wrt.back());
+    const Tensor gate = matmul_nt(h, weight("gate", s.f, s.d));
+    const Tensor up = matmul_nt(h, weight("up", s.f, s.d));
+    x = x + matmul_nt(silu(gate) * up, weight("down", s.d, s.f));
+  }
+  request.outputs = {{"y", x, g.tile("d_y", s.d)}};
+  return request;
+}
+
+TEST(Edges, ProductsRunAgainRightBeforeTheyAreNeeded) {
+  CompileOptions options;
+  options.held_price = 30;
+  const auto held = expect_plan_equals_math(four_layers, options, 24);
+  options.recompute_products = true;
+  const auto plan = expect_plan_equals_math(four_layers, options, 24);
+  const Sizes s;
+  const double gate_and_up = 2.0 * 24 * static_cast<double>(s.f) * 4;  // of a layer, f32
+  EXPECT_LE(saved_bytes(*plan, 24), saved_bytes(*held, 24) - 3 * gate_and_up);
+  int again = 0;
+  const auto forward = static_cast<std::int32_t>(plan->forward.size());
+  for (std::size_t i = 0; i < plan->backward.size(); ++i) {
+    const Step& step = plan->backward[i];
+    const bool product = step.program && step.program->form == Form::gemm &&
+                         !step.program->gemm.transpose_a && step.program->gemm.transpose_b;
+    if (!product) continue;
+    ++again;
+    const auto touches = [&](const Step& other, const Slice& slice) {
+      return std::any_of(other.slices.begin(), other.slices.end(),
+                         [&](const Slice& s) { return s.buffer == slice.buffer; });
+    };
+    bool next = false;
+    for (std::size_t j = 0; j < step.slices.size(); ++j)
+      if (step.program->operands[j].output)
+        next = next || touches(plan->backward.at(i + 1), step.slices[j]);
+    EXPECT_TRUE(next) << step.program->name;
+    for (const Slice& slice : step.slices) {
+      const Buffer& buffer = plan->buffers[static_cast<std::size_t>(slice.buffer)];
+      if (buffer.role != Role::scratch) continue;
+      EXPECT_GE(buffer.first_step, forward) << buffer.name;
+      EXPECT_LE(buffer.last_step - buffer.first_step, 6) << buffer.name;
+    }
+  }
+  EXPECT_EQ(again, 4);
+}
+
 TEST(Edges, RefusesRequestsThatMakeNoSense) {
   const auto contains = [](const std::string& text, const char* part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -238,6 +294,9 @@ TEST(Edges, RefusesRequestsThatMakeNoSense) {
   options.weight_grad_dtype = DType::bf16;
   options.accumulate_weight_grads = true;
   contains(refusal([](Graph&, CompileRequest&) {}, options), "accumulated");
+  options.weight_grad_dtype = DType::f32;
+  options.own_weight_grads = true;
+  contains(refusal([](Graph&, CompileRequest&) {}, options), "own_weight_grads");
 }
 
 }  // namespace

@@ -117,6 +117,23 @@ TEST_F(Accumulation, TheMeanOfMeansWouldBeSomethingElse) {
   EXPECT_GT(relative_error(means, both.gradients[0]), 0.1);
 }
 
+TEST_F(Accumulation, OneMicroBatchNeedsNoSums) {
+  const auto one =
+      make_llama_model(config_, *backend_, DType::f32, 6 * kSeq,
+                       {.recompute = false, .recompute_products = false, .accumulates = false});
+  initialize(*one, 3);
+  const auto micro = sequences({16, 1, 0}, config_.vocab_size);
+  const Step want = step_of(*model_, {together(micro)}), got = step_of(*one, {together(micro)});
+  EXPECT_EQ(got.loss, want.loss);
+  EXPECT_EQ(got.gradients, want.gradients);
+  const Step none = step_of(*one, {micro[2]});
+  EXPECT_TRUE(std::isnan(none.loss));
+  for (const auto& gradient : none.gradients) {
+    for (const float g : gradient) ASSERT_EQ(g, 0.0f);
+  }
+  EXPECT_THROW(accumulate_gradients(*one, micro), UsageError);
+}
+
 TEST_F(Accumulation, WithoutAnyLabelGradientsAreZeroAndTheLossIsNaN) {
   const Step none = step_of(*model_, sequences({0, 0}, config_.vocab_size));
   EXPECT_TRUE(std::isnan(none.loss));

@@ -41,7 +41,7 @@ class CudaAdamW final : public DeviceAdamW {
       for (long long first = 0; first < t.count; first += kAdamWRun) {
         runs.push_back({first, static_cast<long long>(entries.size())});
       }
-      entries.push_back({t.value, t.gradient, t.first, t.second, t.rounded, t.count,
+      entries.push_back({t.value, t.gradient, t.first, t.second, t.rounded, t.low, t.count,
                          t.decays ? 1 : 0, t.rounded_dtype == DType::bf16 ? 1 : 0});
     }
     blocks_ = static_cast<unsigned>(runs.size());

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/convert.h"
+#include "base/split_f32.h"
 #include "coda/nn.h"
 
 namespace coda {
@@ -121,14 +122,17 @@ LlamaModel::LlamaModel(LlamaConfig config, LlamaOptions options, Backend& backen
     throw_error<UsageError>("model: dtype: expected f32, bf16 or f16, got {}.", name_of(dtype));
   }
   for (LlamaWeight& w : llama_weights(config_)) {
-    const bool on_host = backend.on_host(), trainable = options_.trainable;
+    const bool on_host = backend.on_host();
+    const bool holds_gradients = options_.trainable && options_.accumulates;
     Parameter p{w, HostTensor(DType::f32, w.rows, w.cols), {}, {}, {}};
-    if (on_host && trainable) p.gradient = HostTensor(DType::f32, w.rows, w.cols);
+    if (on_host && holds_gradients) p.gradient = HostTensor(DType::f32, w.rows, w.cols);
     const bool rounds = memory_type(w, dtype) != DType::f32;
     if (rounds) p.rounded = HostTensor(dtype, on_host ? w.rows : 0, on_host ? w.cols : 0);
     if (!on_host) {
-      p.device.value = BackendTensor(backend, DType::f32, w.rows, w.cols);
-      if (trainable) p.device.gradient = BackendTensor(backend, DType::f32, w.rows, w.cols);
+      const bool splits = rounds && dtype == DType::bf16;
+      if (splits) p.device.low = BackendTensor(backend, dtype, w.rows, w.cols);
+      if (!splits) p.device.value = BackendTensor(backend, DType::f32, w.rows, w.cols);
+      if (holds_gradients) p.device.gradient = BackendTensor(backend, DType::f32, w.rows, w.cols);
       if (rounds) p.device.rounded = BackendTensor(backend, dtype, w.rows, w.cols);
     }
     parameters_.push_back(std::move(p));
@@ -173,7 +177,17 @@ void LlamaModel::values_changed() {
       });
     }
     if (p.device.value) p.device.value.upload(values.data());
-    if (p.device.rounded) {
+    if (p.device.low) {
+      std::vector<std::uint16_t> rounded(values.size());
+      std::vector<std::int16_t> low(values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const SplitF32 halves = split_f32(values[i]);
+        rounded[i] = halves.rounded;
+        low[i] = halves.low;
+      }
+      p.device.rounded.upload(rounded.data());
+      p.device.low.upload(low.data());
+    } else if (p.device.rounded) {
       std::vector<std::uint16_t> rounded(values.size());
       round_into(values, options_.dtype, rounded);
       p.device.rounded.upload(rounded.data());
@@ -182,28 +196,38 @@ void LlamaModel::values_changed() {
 }
 
 void LlamaModel::zero_gradients() {
-  for (Parameter& p : parameters_) {
-    if (p.device.gradient) {
-      p.device.gradient.fill_zero();
-      continue;
-    }
-    const auto gradient = p.gradient.as<float>();
-    std::fill(gradient.begin(), gradient.end(), 0.0f);
+  if (!options_.trainable) return;
+  for (const Parameter& p : parameters_) {
+    const TensorView view = gradient(p);
+    backend_.fill_zero(view.data, view.bytes());
   }
 }
 
 void LlamaModel::fetch_values() {
   for (Parameter& p : parameters_) {
     if (p.device.value) p.device.value.download(p.value.view().data);
+    if (!p.device.low) continue;
+    const auto values = p.value.as<float>();
+    std::vector<std::uint16_t> rounded(values.size());
+    std::vector<std::int16_t> low(values.size());
+    p.device.rounded.download(rounded.data());
+    p.device.low.download(low.data());
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = join_f32({rounded[i], low[i]});
   }
 }
 
 void LlamaModel::fetch_gradients() {
   for (Parameter& p : parameters_) {
-    if (!p.device.gradient) continue;
+    if (backend_.on_host() && options_.accumulates) continue;
+    const TensorView view = gradient(p);
     p.gradient = HostTensor(DType::f32, p.weight.rows, p.weight.cols);
-    p.device.gradient.download(p.gradient.view().data);
+    backend_.download(p.gradient.view().data, view.data, view.bytes());
   }
+}
+
+TensorView LlamaModel::gradient(const Parameter& p) {
+  if (!options_.accumulates) return session(Use::training).buffer("d_" + p.weight.name);
+  return p.device.gradient ? p.device.gradient.view() : p.gradient.view();
 }
 
 TensorView LlamaModel::computed_with(const Parameter& p) {
@@ -237,7 +261,8 @@ void LlamaModel::compile_plan(Use use) {
   options.dtype = options_.dtype;
   options.output_dtype = DType::f32;
   options.weight_grad_dtype = DType::f32;
-  options.accumulate_weight_grads = true;
+  options.accumulate_weight_grads = options_.accumulates;
+  options.own_weight_grads = !options_.accumulates;
   compiled(use).plan = compile(graph, request, options);
 }
 
@@ -264,9 +289,7 @@ Session& LlamaModel::session(Use use) {
   bind("d_loss", d_loss_.view());
   for (Parameter& p : parameters_) {
     bind(p.weight.name, computed_with(p));
-    if (use == Use::training) {
-      bind("d_" + p.weight.name, p.device.gradient ? p.device.gradient.view() : p.gradient.view());
-    }
+    if (use == Use::training && options_.accumulates) bind("d_" + p.weight.name, gradient(p));
   }
   return *c.session;
 }

@@ -57,6 +57,9 @@ struct LlamaOptions {
   DType dtype = DType::f32;  ///< of activations and of the weights that are computed with
   CompileOptions compile;    ///< passes and memory budget; dtypes are taken from above
   bool trainable = true;     ///< false: gradients are empty, and forward_backward is an error
+  /// false: forward_backward sets the gradients, which it would add to otherwise, and they lie in
+  /// memory that it needs no longer: they last until the next run of it.
+  bool accumulates = true;
 };
 
 class LlamaModel {
@@ -72,7 +75,7 @@ class LlamaModel {
 
   /// fp32 master values and the sums of gradients, which stay where they are. On a backend with
   /// memory of its own, `value` is what values_changed sends there and fetch_values brings back,
-  /// and `gradient` is empty until fetch_gradients.
+  /// and `gradient` is empty until fetch_gradients; so it is in a model that does not accumulate.
   struct Parameter {
     LlamaWeight weight;
     HostTensor value;     ///< f32
@@ -80,7 +83,8 @@ class LlamaModel {
     HostTensor rounded;   ///< what is computed with, where that is not f32
     struct {
       BackendTensor value, gradient, rounded;
-    } device = {};  ///< the same in the backend's memory, where that is not the host's
+      BackendTensor low;  ///< bf16 models: 16 bits an element, `value` is in it and `rounded`
+    } device = {};        ///< the same in the backend's memory, where that is not the host's
   };
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -93,6 +97,9 @@ class LlamaModel {
   /// Where a backend has memory of its own: its values or gradients into the host's tensors.
   void fetch_values();
   void fetch_gradients();
+  /// f32 [rows, cols] in the backend's memory: the gradient of a parameter of this model. Prepares
+  /// training where the plan owns it.
+  TensorView gradient(const Parameter& parameter);
   /// What sessions are bound to for a weight.
   static TensorView computed_with(const Parameter& parameter);
   Backend& backend() const { return backend_; }
@@ -104,7 +111,8 @@ class LlamaModel {
   /// Compiles a use and allocates its memory, which its first run would do otherwise.
   void prepare(Use use) { session(use); }
 
-  /// Adds scale * d(sum of losses) to the gradients; returns that sum, unscaled.
+  /// Adds scale * d(sum of losses) to the gradients, or sets them to it; returns that sum,
+  /// unscaled.
   double forward_backward(const LlamaBatch& batch, float scale);
   /// The sum of losses.
   double evaluate(const LlamaBatch& batch);

@@ -14,19 +14,77 @@ CODA_DEVICE float adamw_element(const AdamWCoefficients& u, float keep, float& v
   return value;
 }
 
+// An fp32 in two halves, as base/split_f32.h has it.
+CODA_DEVICE float join_halves(u32 rounded, u32 low) {
+  return __uint_as_float((rounded << 16) + (low & 0x8000u ? low | 0xffff0000u : low));
+}
+CODA_DEVICE void split_halves(float value, u32& rounded, u32& low) {
+  const u32 bits = __float_as_uint(value);
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  rounded = is_nan ? bits >> 16 | 0x40u : (bits + 0x8000u) >> 16;
+  low = is_nan ? 0u : bits & 0xffffu;
+}
+
+template <int N>
+CODA_DEVICE void load_halves(const AdamWEntry& t, long long at, float (&value)[N]) {
+  const u16* rounded = static_cast<const u16*>(t.rounded) + at;
+  const u16* low = static_cast<const u16*>(t.low) + at;
+  if constexpr (N == 1) {
+    value[0] = join_halves(rounded[0], low[0]);
+  } else {
+    const auto upper = *reinterpret_cast<const Words<N / 2>*>(rounded);
+    const auto lower = *reinterpret_cast<const Words<N / 2>*>(low);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      value[2 * i] = join_halves(upper.word[i] & 0xffffu, lower.word[i] & 0xffffu);
+      value[2 * i + 1] = join_halves(upper.word[i] >> 16, lower.word[i] >> 16);
+    }
+  }
+}
+
+template <int N>
+CODA_DEVICE void store_halves(const AdamWEntry& t, long long at, const float (&value)[N]) {
+  u16* rounded = static_cast<u16*>(t.rounded) + at;
+  u16* low = static_cast<u16*>(t.low) + at;
+  u32 upper[N], lower[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) split_halves(value[i], upper[i], lower[i]);
+  if constexpr (N == 1) {
+    rounded[0] = static_cast<u16>(upper[0]);
+    low[0] = static_cast<u16>(lower[0]);
+  } else {
+    Words<N / 2> pairs, low_pairs;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      pairs.word[i] = upper[2 * i] | upper[2 * i + 1] << 16;
+      low_pairs.word[i] = lower[2 * i] | lower[2 * i + 1] << 16;
+    }
+    *reinterpret_cast<Words<N / 2>*>(rounded) = pairs;
+    *reinterpret_cast<Words<N / 2>*>(low) = low_pairs;
+  }
+}
+
 template <int N>
 CODA_DEVICE void adamw_chunk(const AdamWCoefficients& u, const AdamWEntry& t, long long at) {
   const float keep = t.decays ? u.keep : 1.0f;
   float value[N], gradient[N], first[N], second[N];
-  load_chunk<F32>(t.value, at, value);
+  if (t.value == nullptr) {
+    load_halves(t, at, value);
+  } else {
+    load_chunk<F32>(t.value, at, value);
+  }
   load_chunk<F32>(t.gradient, at, gradient);
   load_chunk<F32>(t.first, at, first);
   load_chunk<F32>(t.second, at, second);
 #pragma unroll
   for (int i = 0; i < N; ++i) adamw_element(u, keep, value[i], gradient[i], first[i], second[i]);
-  store_chunk<F32>(t.value, at, value);
   store_chunk<F32>(t.first, at, first);
   store_chunk<F32>(t.second, at, second);
+  if (t.value == nullptr) {
+    store_halves(t, at, value);
+    return;
+  }
+  store_chunk<F32>(t.value, at, value);
   if (t.rounded == nullptr) return;
   if (t.rounded_bf16) {
     store_chunk<Bf16>(t.rounded, at, value);

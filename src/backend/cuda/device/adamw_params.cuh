@@ -4,11 +4,12 @@
 namespace coda_device {
 
 struct AdamWEntry {
-  float* value;
+  float* value;  ///< null: in `rounded` and `low` together (base/split_f32.h)
   const float* gradient;
   float* first;
   float* second;
   void* rounded;  ///< null: none
+  void* low;
   long long count;
   int decays;
   int rounded_bf16;  ///< else f16
