@@ -13,7 +13,8 @@ namespace coda {
 struct LlamaModelOptions {
   /// The forward pass keeps less for the backward pass, which computes it again, to the same bits.
   bool recompute = false;
-  /// The same of products, which take time: every layer keeps its input and attention's result.
+  /// Products too, which take time: a layer keeps its input and attention's result. Not always the
+  /// same bits on a GPU, where a product that runs again may be cut along K in another way.
   bool recompute_products = false;
   /// false: for steps of one micro-batch, whose gradients need no memory of their own. The same
   /// bits, but for the sign of zeros.
