@@ -608,7 +608,7 @@ class SectionWriter {
   void write_stage(i32 index, int map, std::string_view type, const std::string& packed,
                    const std::string& from) {
     std::string buffer = "taken_";
-    in_quarters_ = part_ == Part::late && alone_;
+    in_quarters_ = part_ == Part::late && alone_ && form_.fine;
     if (!in_quarters_) {
       buffer = fresh("buffer");
       before_.add("const u32 {} = next_buffer();", buffer);

@@ -44,7 +44,7 @@ class ProgramGemmKernel : public StepKernel {
         sources.push_back(program_.plain_source(launch));
       } else {
         sources.push_back(
-            program_.source(launch, program_.choose(launch, shape, Device::get().sm_count())));
+            program_.source(launch, program_.choose(launch, shape, Device::get().sm_count()), shape.k));
       }
     }
     return sources;
@@ -142,7 +142,8 @@ class ProgramGemmKernel : public StepKernel {
     deal_tiles(schedule, config, kernel.max_active_clusters(kMainloopThreads, config.cluster()),
                *context_.gemm);
     if (form.deferred) {
-      const i64 steps = deferred_steps(program.program(), program.plan(), launch, config);
+      const i64 steps =
+          deferred_steps(program.program(), program.plan(), launch, config, form.fine);
       schedule.flush_period =
           static_cast<int>(std::clamp<i64>(schedule.k_blocks / (steps + 1), 1, 4));
     }
