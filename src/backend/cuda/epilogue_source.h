@@ -56,7 +56,8 @@ struct EpilogueMap {
 
 /// How an epilogue moves its tiles.
 struct EpilogueForm {
-  bool staged = false;    ///< 16-bit tiles leave through shared memory by TMA; else every store is direct
+  bool staged =
+      false;  ///< 16-bit tiles leave through shared memory by TMA; else every store is direct
   bool ring = false;      ///< tile operands of 16 bits come by TMA, as stages of the ring
   bool deferred = false;  ///< what can wait for the next tile's multiplies does
   bool fine = false;      ///< and what is computed then takes 16 columns a step
@@ -88,8 +89,8 @@ std::vector<EpilogueMap> ring_loads(const Program& program, const EpiloguePlan& 
 /// registers as the accumulators, all of a tile's operands fit in a ping-pong ring.
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
                        const EpilogueLaunch& launch, const GemmConfig& config);
-/// The same for products over k_blocks of 64: steps are fine where there are k-blocks enough that two
-/// go by for each.
+/// The same for products over k_blocks of 64: steps are fine where there are k-blocks enough that
+/// two go by for each.
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
                        const EpilogueLaunch& launch, const GemmConfig& config,
                        std::int64_t k_blocks);
@@ -97,8 +98,8 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
 std::int64_t deferred_steps(const Program& program, const EpiloguePlan& plan,
                             const EpilogueLaunch& launch, const GemmConfig& config, bool fine);
 
-/// What the epilogue of a tile of 128 x 256 takes in its best form, about, beyond storing one 16-bit
-/// tile (docs/performance-log.md).
+/// What the epilogue of a tile of 128 x 256 takes in its best form, about, beyond storing one
+/// 16-bit tile (docs/performance-log.md).
 double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
                        const EpilogueLaunch& launch, const GemmConfig& config);
 

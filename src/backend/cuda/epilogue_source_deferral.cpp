@@ -60,21 +60,20 @@ Deferral defer_section(const Program& program, const EpiloguePlan& plan,
   for (std::size_t s = 0; s < section.sinks.size(); ++s) {
     const Sink& sink = section.sinks[s];
     std::set<i32> casts;
-    // Sums of columns meet those of other warps, which are elsewhere by then; and beside what cannot
-    // wait there are no registers to hold the rest.
-    const bool waits =
-        sink.op != Op::col_sum && search.begins(sink.node, casts) && !casts.empty();
+    // Sums of columns meet those of other warps, which are elsewhere by then; and beside what
+    // cannot wait there are no registers to hold the rest.
+    const bool waits = sink.op != Op::col_sum && search.begins(sink.node, casts) && !casts.empty();
     const bool sends = store_map(plan, program, section, sink) >= 0;
     if (!waits || (sink.op == Op::store_tile && !sends)) return {};
     held.insert(casts.begin(), casts.end());
     if (sends) {
-      deferral.steps.push_back({s});
+      deferral.parts.push_back({s});
     } else {
       beside.push_back(s);
     }
   }
-  if (deferral.steps.empty()) return {};
-  auto& first = deferral.steps.front();
+  if (deferral.parts.empty()) return {};
+  auto& first = deferral.parts.front();
   first.insert(first.end(), beside.begin(), beside.end());
   deferral.held.assign(held.begin(), held.end());
   return deferral;

@@ -15,11 +15,11 @@ namespace coda::cuda {
 
 struct Deferral {
   std::vector<std::int32_t> held;  ///< casts to 16 bits, which everything that waits begins at
-  /// Sinks that wait, by step: a step sends one tile, and has what needs no step of its own.
-  std::vector<std::vector<std::size_t>> steps;
+  /// Sinks that wait, in parts that send a tile each; those that send none are with the first.
+  std::vector<std::vector<std::size_t>> parts;
 };
 
-/// All of a section's sinks wait, or (no steps) none.
+/// All of a section's sinks wait, or (no parts) none.
 Deferral defer_section(const Program& program, const EpiloguePlan& plan,
                        const lowering::LoweredSection& section, const FragmentLayout& layout);
 

@@ -58,7 +58,7 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
   form.ring = !plan.loads.empty() && !config.split_tail && !config.ping_pong &&
               pieces.size() == 1 && ring_fits(program, plan, launch, config);
   const bool waits = std::any_of(pieces.begin(), pieces.end(),
-                                 [](const Piece& p) { return !p.deferral.steps.empty(); });
+                                 [](const Piece& p) { return !p.deferral.parts.empty(); });
   // Half of 128 accumulators' registers; more leave no room for the rest of the loop.
   const bool fits = std::all_of(pieces.begin(), pieces.end(), [&](const Piece& p) {
     return p.chunks * held_registers(plan, p.deferral, p.layout) <= 64;
@@ -70,8 +70,7 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
                        const EpilogueLaunch& launch, const GemmConfig& config, i64 k_blocks) {
   EpilogueForm form = best_form(program, plan, launch, config);
-  form.fine =
-      form.deferred && 2 * deferred_steps(program, plan, launch, config, true) <= k_blocks;
+  form.fine = form.deferred && 2 * deferred_steps(program, plan, launch, config, true) <= k_blocks;
   return form;
 }
 
@@ -82,8 +81,7 @@ i64 deferred_steps(const Program& program, const EpiloguePlan& plan, const Epilo
   for (const EpilogueBlock& block : launch.blocks) {
     const auto layout = fragment_layout(plan.lowered, plan.lowered.sections[at(block.section)]);
     const i64 chunks = config.wg_blocks * (config.tile_n / launch.parts / layout->chunk);
-    most = std::max(most,
-                    chunks * section_text(program, plan, block.section, false, form).steps);
+    most = std::max(most, chunks * section_text(program, plan, block.section, false, form).steps);
   }
   return most;
 }
@@ -95,7 +93,7 @@ double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
   const EpilogueForm form = best_form(program, plan, launch, config);
   double most = 0;
   for (const Piece& piece : pieces_of(program, plan, launch, config)) {
-    const bool defers = form.deferred && !piece.deferral.steps.empty();
+    const bool defers = form.deferred && !piece.deferral.parts.empty();
     std::set<i32> early(piece.section.nodes.begin(), piece.section.nodes.end());
     if (defers) {
       early.clear();

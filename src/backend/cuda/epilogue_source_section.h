@@ -21,15 +21,16 @@ struct SectionText {
   std::vector<RingBox> boxes;  ///< in the order in which a chunk takes them
   /// Vectors that finish() needs: members, and what fetches them.
   std::string members, fetches;
-  /// Of a lane, that hold a chunk of what waits; and steps in which the chunk leaves. 0: nothing waits.
+  /// Of a lane, that hold a chunk of what waits; and steps in which the chunk leaves. 0: nothing
+  /// waits.
   std::int64_t held_registers = 0;
   std::int64_t steps = 0;
   bool fills_slowly = false;  ///< some of them fill a buffer together
 };
 
-/// The member functions of a section in `class Epilogue`. section_N takes the accumulators, chunk by
-/// chunk; with `form.deferred`, leave_N makes a step of what waits. `ragged_chunks`: a block of its
-/// columns ends within a chunk.
+/// The member functions of a section in `class Epilogue`. section_N takes the accumulators, chunk
+/// by chunk; with `form.deferred`, leave_N makes a step of what waits. `ragged_chunks`: a block of
+/// its columns ends within a chunk.
 SectionText section_text(const Program& program, const EpiloguePlan& plan, std::int32_t section,
                          bool ragged_chunks, const EpilogueForm& form);
 

@@ -38,7 +38,8 @@ namespace {
 
 bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
-/// Columns of a node in a chunk, if it is a tile operand that can come in boxes of 64 columns; or 0.
+/// Columns of a node in a chunk, if it is a tile operand that can come in boxes of 64 columns; or
+/// 0.
 std::int64_t box_columns(const EpiloguePlan& plan, const Program& program,
                          const FragmentLayout& layout, std::int32_t index) {
   const lowering::Node& node = plan.lowered.nodes[at(index)];

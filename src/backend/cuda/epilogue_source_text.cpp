@@ -50,7 +50,8 @@ std::string load_text(const EpiloguePlan& plan, const EpilogueLaunch& launch,
       "  static constexpr int kChunkBoxes = {0}, kChunks = kPartColumns / {1};\n"
       "  static constexpr int kTakes = kWgBlocks * kChunks * kChunkBoxes;\n"
       "  static constexpr int kRingLoads = (kTakes + kSlots - 1) / kSlots;\n"
-      "  static_assert(!kPingPong || kRingLoads < kStages, \"a tile's operands fit in the ring\");\n"
+      "  static_assert(!kPingPong || kRingLoads < kStages, \"a tile's operands fit in the "
+      "ring\");\n"
       "  static CODA_DEVICE void load(const Params& p, const Tile& tile, int load, u32 full,\n"
       "                               u32 destination) {{\n"
       "    const int first = load * kSlots;\n"
@@ -70,9 +71,8 @@ std::string load_text(const EpiloguePlan& plan, const EpilogueLaunch& launch,
       "      int x = {};\n",
       layout->chunk, boxes[0].map, boxes[0].column);
   for (std::size_t b = 1; b < boxes.size(); ++b)
-    text += fmt::format(
-        "      if (take % kChunkBoxes == {}) map = &p.loads[{}], x = {};\n", b, boxes[b].map,
-        boxes[b].column);
+    text += fmt::format("      if (take % kChunkBoxes == {}) map = &p.loads[{}], x = {};\n", b,
+                        boxes[b].map, boxes[b].column);
   return text +
          "      for (int box = 0; box < kSlotBoxes; ++box)\n"
          "        tma_load_2d(map, full, destination + (slot * kSlotBoxes + box) * kBoxBytes, x,\n"
@@ -106,9 +106,8 @@ std::string leave_text(const EpilogueLaunch& launch, const std::map<i32, Section
     if (sections.at(block.section).steps == 0) continue;
     const std::string call =
         fmt::format("leave_{}(number, {});", block.section, block.column + block.columns);
-    text += launch.blocks.size() == 1
-                ? fmt::format("    {}\n", call)
-                : fmt::format("    if (held_block_ == {}) {}\n", b, call);
+    text += launch.blocks.size() == 1 ? fmt::format("    {}\n", call)
+                                      : fmt::format("    if (held_block_ == {}) {}\n", b, call);
   }
   return text;
 }
@@ -139,10 +138,10 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "constexpr int kPartColumns = kTileN / kPartsN;\n"
       "static_assert(kPartColumns % {} == 0, \"a part of a tile is whole chunks\");\n\n",
       launch.chunk);
-  // A loop is small and costs moves. What is held lies in registers whose numbers must be constants.
-  text += fmt::format(
-      "constexpr bool kMoves = {};\nconstexpr int kUnrolled = kMoves ? 1 : 16;\n",
-      form.deferred ? "false" : "!kSplitTail");
+  // A loop is small and costs moves. What is held lies in registers whose numbers must be
+  // constants.
+  text += fmt::format("constexpr bool kMoves = {};\nconstexpr int kUnrolled = kMoves ? 1 : 16;\n",
+                      form.deferred ? "false" : "!kSplitTail");
   // Column sums take half of a warp's staging.
   text += fmt::format(
       "constexpr int kStoreBuffers = {};\n"
@@ -174,7 +173,8 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
   text +=
       "  CODA_DEVICE Epilogue(const Params& params, const Schedule& schedule, u32 staging,\n"
       "                       int warp_row, int lane)\n"
-      "      : p_(params), schedule_(schedule), staging_(staging), warp_row_(warp_row), lane_(lane) "
+      "      : p_(params), schedule_(schedule), staging_(staging), warp_row_(warp_row), "
+      "lane_(lane) "
       "{}\n\n";
   text += "  CODA_DEVICE void prepare(const Tile& tile) {\n" + prepare_text(launch, sections) +
           "  }\n"
@@ -183,13 +183,11 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
           "    const int column = tile.c_column / kPartsN;\n";
   for (std::size_t b = 0; b < launch.blocks.size(); ++b) {
     const EpilogueBlock& block = launch.blocks[b];
-    const std::string call =
-        fmt::format("section_{}(acc, tile, {} + column, {}, shared, ring);", block.section,
-                    block.column, block.column + block.columns);
+    const std::string call = fmt::format("section_{}(acc, tile, {} + column, {}, shared, ring);",
+                                         block.section, block.column, block.column + block.columns);
     text += in_block(launch, b, call);
     if (sections.at(block.section).steps == 0) continue;
-    text += in_block(launch, b,
-                     fmt::format("hold(tile, {} + column);", block.column));
+    text += in_block(launch, b, fmt::format("hold(tile, {} + column);", block.column));
   }
   text +=
       "  }\n"

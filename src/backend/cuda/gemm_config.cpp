@@ -71,10 +71,10 @@ TileSplit split_tiles(std::int64_t tiles, std::int64_t k_blocks, int max_workers
 namespace {
 
 // The numbers of this model were fitted to the times of every candidate on 165 shapes on an H200
-// (docs/performance-log.md, version 6), ping-pong's again in version 8, what lines cost in version 9.
-// They rank; as times they are off by 9 % in the mean.
-// Ping-pong was counted 3 % slower than it ran in turns with others, since it burns more a multiply
-// and slows down when it runs alone.
+// (docs/performance-log.md, version 6), ping-pong's again in version 8, what lines cost in
+// version 9. They rank; as times they are off by 9 % in the mean. Ping-pong was counted 3 % slower
+// than it ran in turns with others, since it burns more a multiply and slows down when it runs
+// alone.
 
 /// Share of the full multiply rate that a candidate's mainloop reaches.
 double mainloop_efficiency(const GemmConfig& config, std::int64_t k_blocks) {
@@ -96,8 +96,8 @@ double mainloop_efficiency(const GemmConfig& config, std::int64_t k_blocks) {
   }
 }
 
-/// Lines of 128 bytes that a CTA fetches for a k-block: a row of a box is one, or lies across two where
-/// the operand's rows are no multiple of a line.
+/// Lines of 128 bytes that a CTA fetches for a k-block: a row of a box is one, or lies across two
+/// where the operand's rows are no multiple of a line.
 double lines_of(const GemmShape& shape, const GemmConfig& config) {
   const auto across = [](std::int64_t row) { return row % 64 == 0 ? 1.0 : 2.0; };
   const double a = across(shape.a == Major::k ? shape.k : shape.m);

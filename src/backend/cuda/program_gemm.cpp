@@ -158,8 +158,8 @@ const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmSh
     for (const GemmConfig& config : gemm_candidates()) {
       if (!fits(launch, config, any_code) || config.at_once()) continue;
       const double seconds = predict_seconds(shape, config, sm_count) +
-                             epilogue_seconds(epilogue_cycles(*program_, plan_, launch, config), shape,
-                                              config, sm_count);
+                             epilogue_seconds(epilogue_cycles(*program_, plan_, launch, config),
+                                              shape, config, sm_count);
       if (seconds < least) {
         least = seconds;
         best = &config;
@@ -201,8 +201,8 @@ bool ProgramGemm::addressable(const std::vector<EpilogueMap>& maps, const Run& r
 
 EpilogueForm ProgramGemm::form(const EpilogueLaunch& launch, const GemmConfig& config,
                                const Run& run) const {
-  EpilogueForm form = best_form(*program_, plan_, launch, config,
-                                ceil_div(shape(launch, run.tokens).k, 64));
+  EpilogueForm form =
+      best_form(*program_, plan_, launch, config, ceil_div(shape(launch, run.tokens).k, 64));
   form.staged = form.staged && addressable(plan_.maps, run);
   form.deferred = form.deferred && form.staged;
   form.ring = form.ring && addressable(plan_.loads, run);
@@ -232,8 +232,7 @@ KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig&
 
 KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
                                  i64 k) const {
-  return source(launch, config, true,
-                best_form(*program_, plan_, launch, config, ceil_div(k, 64)));
+  return source(launch, config, true, best_form(*program_, plan_, launch, config, ceil_div(k, 64)));
 }
 
 KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,

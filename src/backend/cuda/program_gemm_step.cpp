@@ -43,8 +43,8 @@ class ProgramGemmKernel : public StepKernel {
       if (shape.operand == DType::f32 || shape.m == 0 || shape.k == 0) {
         sources.push_back(program_.plain_source(launch));
       } else {
-        sources.push_back(
-            program_.source(launch, program_.choose(launch, shape, Device::get().sm_count()), shape.k));
+        sources.push_back(program_.source(
+            launch, program_.choose(launch, shape, Device::get().sm_count()), shape.k));
       }
     }
     return sources;
@@ -151,8 +151,7 @@ class ProgramGemmKernel : public StepKernel {
     made.grid = static_cast<unsigned>(schedule.workers * config.cluster());
     made.block = kMainloopThreads;
     made.cluster = static_cast<unsigned>(config.cluster());
-    made.parameters = {bytes_of(operands),
-                       program.epilogue_parameters(launch, run, form),
+    made.parameters = {bytes_of(operands), program.epilogue_parameters(launch, run, form),
                        bytes_of(schedule)};
     return made;
   }

@@ -38,7 +38,8 @@ struct StepContext {
   DevicePointer workspace = 0;
   /// u32 on the device, 0 until a kernel meets a target, id or position out of range.
   DevicePointer error_flag = 0;
-  bool simple_epilogues = false;  ///< nothing through the ring, nothing deferred: the same bits, slower
+  bool simple_epilogues =
+      false;  ///< nothing through the ring, nothing deferred: the same bits, slower
 };
 
 /// A GEMM with pairs or heads of which no fragment can hold the columns together (odd widths,
