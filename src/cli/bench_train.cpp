@@ -68,7 +68,8 @@ std::string kind_of(const Step& step) {
 class Trainer {
  public:
   Trainer(const BenchTrainCommand& c, Backend& backend)
-      : model_(c.config, options_of(c), backend), tokens_(c.seq * c.batch) {
+      : model_(c.config, {c.dtype == "bf16" ? DType::bf16 : DType::f32, {}}, backend),
+        tokens_(c.seq * c.batch) {
     model_.reserve(tokens_);
     std::mt19937 random(1);
     for (LlamaModel::Parameter& p : model_.parameters()) {
@@ -78,8 +79,7 @@ class Trainer {
             p.weight.is_vector ? 1.0f : 0.02f * (static_cast<float>(random() % 2001) / 577 - 1.73f);
       std::vector<std::int64_t> shape{p.weight.cols};
       if (!p.weight.is_vector) shape.insert(shape.begin(), p.weight.rows);
-      parameters_.push_back(
-          {p.weight.name, shape, values, {model_.gradient(p).as<float>(), values.size()}});
+      parameters_.push_back({p.weight.name, shape, values, p.gradient.as<float>()});
     }
     model_.values_changed();
     const auto vocab = static_cast<std::uint32_t>(c.config.vocab_size);
@@ -94,6 +94,9 @@ class Trainer {
   }
 
   double step() {
+    const double start = wall_seconds();
+    model_.zero_gradients();
+    const double zeroed = wall_seconds();
     const double loss = model_.forward_backward({ids_, positions_, cu_seqlens_, labels_},
                                                 1.0f / static_cast<float>(tokens_));
     const double ran = wall_seconds();
@@ -101,6 +104,7 @@ class Trainer {
     optimizer_->update(++steps_, 1e-3, std::min(1.0, 1.0 / norm));
     const double updated = wall_seconds();
     model_.values_changed();
+    outside_["zero gradients"] += zeroed - start;
     outside_["gradient norm, AdamW"] += updated - ran;
     outside_["rounded copies of weights"] += wall_seconds() - updated;
     return loss / static_cast<double>(tokens_);
@@ -119,13 +123,6 @@ class Trainer {
   }
 
  private:
-  static LlamaOptions options_of(const BenchTrainCommand& c) {
-    LlamaOptions options;
-    options.dtype = c.dtype == "bf16" ? DType::bf16 : DType::f32;
-    options.accumulates = false;
-    return options;
-  }
-
   LlamaModel model_;
   std::int64_t tokens_;
   std::int64_t steps_ = 0;

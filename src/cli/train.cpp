@@ -459,11 +459,14 @@ int TrainCommand::run() {
   check_hash(hash);
   options.data_hash = hash;
 
+  // On the host gradients have memory of their own: what a model takes is known, and refused, before
+  // any is asked for.
+  const bool accumulates = options.accumulate > 1 || device.device != "cuda";
   const auto model = make_llama_model(model_config, *backend, model_config.dtype,
                                       options.batch * options.seq,
                                       {.recompute = options.recompute,
                                        .recompute_products = options.recompute_products,
-                                       .accumulates = options.accumulate > 1});
+                                       .accumulates = accumulates});
   AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, model_config.dtype);
   Progression run = first_state(*model, optimizer, checkpoint);

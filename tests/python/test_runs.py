@@ -39,8 +39,15 @@ def state(run):
     return [(run / name).read_bytes() for name in STATE]
 
 
+def heed_signals():
+    """What started these tests may ignore signals, which processes inherit."""
+    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(which, signal.SIG_DFL)
+
+
 def begin(binary, data, run, *options, **keywords):
     """A run in a process of its own, once it has done its first step."""
+    keywords.setdefault("preexec_fn", heed_signals)
     process = subprocess.Popen(
         [binary, "train", "--data", data, *TINY, "--out", run, "--json", *map(str, options)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **keywords,

@@ -8,7 +8,10 @@ namespace coda_device {
 
 /// A CTA has 64 keys of one key-value head, a warp 16 of them; all its query heads, in order, and
 /// the queries at and after its keys. Numbers are transposed: rows are keys, columns queries.
-extern "C" __global__ void __launch_bounds__(kTileThreads)
+// Left alone, ptxas 13.0 aims at four CTAs an SM for narrow heads, and spills.
+constexpr int kCtas = kHeadDim <= 64 ? 3 : 1;
+
+extern "C" __global__ void __launch_bounds__(kTileThreads, kCtas)
     coda_attention_backward_kv(const AttentionParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
   const u32 k_tile = shared_address(memory), v_tile = k_tile + kTileBytes;
