@@ -24,6 +24,7 @@
 #include "backend/backend_tensor.h"
 #include "backend/cuda/session.h"
 #include "base/convert.h"
+#include "base/median.h"
 #include "coda/nn.h"
 #include "nn/models/llama.h"
 #include "plan/compile.h"
@@ -154,11 +155,6 @@ std::string kind_of(const Step& step) {
                      : step.program->form == Form::rows ? "rows "
                                                         : "vectors ";
   return form + name.substr(0, 70);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 /// Answers each line of stdin with what `step` gives, after a few steps of warming up.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/median.h"
 #include "cli/block.h"
 #include "cli/command.h"
 
@@ -42,12 +43,6 @@ double timed_run(Backend& backend, Session& session, Phase phase, std::int64_t t
   session.run(phase, tokens);
   backend.synchronize();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 Cost cost_of_phase(const Plan& plan, Phase phase, std::int64_t tokens) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/median.h"
 #include "cli/command.h"
 #include "nn/models/llama_decoder.h"
 #include "train/random.h"
@@ -74,12 +75,6 @@ double bytes_read(const LlamaConfig& c, DType dtype, std::int64_t position) {
       2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * (position + 1);
   return static_cast<double>(parameter_count(c) - table + cache) *
          static_cast<double>(size_of(dtype));
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 /// A sequence up to its position, and the seconds a token took in each turn.

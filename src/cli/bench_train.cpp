@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "base/median.h"
 #include "cli/command.h"
 #include "nn/models/llama.h"
 #include "train/adamw.h"
@@ -161,12 +162,10 @@ int BenchTrainCommand::run() const {
   double sum = 0.0;
   for (const double wall : walls) sum += wall;
   const auto count = static_cast<double>(walls.size());
-  std::nth_element(walls.begin(), walls.begin() + static_cast<std::ptrdiff_t>(walls.size() / 2),
-                   walls.end());
-  const double median = walls[walls.size() / 2];
+  const double typical = median(walls);
   const double peak = static_cast<double>(usage().ru_maxrss) / 1024;
   output.result("median of {} steps: {:.1f} ms, {:.0f} tokens/s; peak memory {:.0f} MiB\n",
-                walls.size(), median * 1e3, tokens / median, peak);
+                walls.size(), typical * 1e3, tokens / typical, peak);
   nlohmann::ordered_json parts;
   for (const auto& [kind, seconds] : trainer.seconds()) {
     const auto old = before.find(kind);
@@ -174,8 +173,8 @@ int BenchTrainCommand::run() const {
     parts[kind] = own * 1e3;
     output.result("{:<28} {:>9.2f} ms {:>6.1f} %\n", kind, own * 1e3, 100 * own * count / sum);
   }
-  output.object({{"median_seconds", median},
-                 {"tokens_per_second", tokens / median},
+  output.object({{"median_seconds", typical},
+                 {"tokens_per_second", tokens / typical},
                  {"peak_mebibytes", peak},
                  {"milliseconds_of", parts}});
   return 0;

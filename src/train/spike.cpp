@@ -1,6 +1,6 @@
 #include "train/spike.h"
 
-#include <algorithm>
+#include "base/median.h"
 
 namespace coda {
 
@@ -15,9 +15,7 @@ void RecentLosses::add(double loss) {
 
 std::optional<double> RecentLosses::median() const {
   if (losses_.size() < kLeast) return std::nullopt;
-  std::vector<double> sorted = losses_;
-  std::sort(sorted.begin(), sorted.end());
-  return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+  return coda::median(losses_);
 }
 
 }  // namespace coda

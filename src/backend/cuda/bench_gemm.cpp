@@ -10,6 +10,7 @@
 #include "backend/cuda/cublas.h"
 #include "backend/cuda/device_check.h"
 #include "base/check.h"
+#include "base/median.h"
 
 namespace coda::cuda {
 namespace {
@@ -46,11 +47,6 @@ struct Contender {
   double interleaved = 0, sustained = 0;
   double error = 0;
 };
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 double time_once(const Stream& stream, const std::function<void()>& launch, int count) {
   Event start, end;
