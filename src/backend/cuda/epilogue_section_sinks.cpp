@@ -143,23 +143,21 @@ void SectionWriter::write_log_sum(const Sink& sink) {
   const std::string from =
       is_held ? fmt::format("held_ + {} + step * {}", held_at_.at(index), values(index) / 2)
               : array(index);
+  const std::string values_text =
+      is_held ? fmt::format("HeldValues<{}>", element_text(node(index).attrs.dtype))
+              : "ArrayValues";
   const i64 granules = columns(index) / kColumnGranule;
   const i64 count = values(index) / granules;
   for (i64 g = 0; g < granules; ++g) {
     const std::string first =
         g == 0 ? column(index) : fmt::format("{} + {}", column(index), g * kColumnGranule);
-    const std::string array_text =
+    const std::string start =
         g == 0 ? from : fmt::format("{} + {}", from, g * count / (is_held ? 2 : 1));
     const std::string granule = granule_text(sink, first);
     body_.add("if ({} < {}) {{", first, node(index).width);
     body_.add("  float top[2], sum[2];");
-    if (is_held)
-      body_.add("  log_sum_held<{}, {}, {}>(top, sum, {}, {}, {}, lane_);",
-                element_text(node(index).attrs.dtype), count, ragged(index), array_text, first,
-                node(index).width);
-    else
-      body_.add("  log_sum_granule<{}, {}, {}>(top, sum, {}, {}, {}, lane_);", l, count,
-                ragged(index), array_text, first, node(index).width);
+    body_.add("  log_sum_granule<{}, {}, {}>(top, sum, {}{{{}}}, {}, {}, lane_);", l, count,
+              ragged(index), values_text, start, first, node(index).width);
     body_.add("  store_granule(top, {}, {}, rows, lane_);", operand(sink.operand), granule);
     body_.add("  store_granule(sum, {0}, {0}.rows / 2 + {1}, rows, lane_);", operand(sink.operand),
               granule);

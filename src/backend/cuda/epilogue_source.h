@@ -33,7 +33,7 @@ struct EpilogueLaunch {
   std::int64_t chunk = 64;   ///< a part of a tile must be a multiple of this wide
   bool column_sums = false;  ///< a tile must have a multiple of kRowGranule rows
   double slab_columns = 0;   ///< floats of column sums for a column of a part, in a warp's staging
-  bool light = true;         ///< small enough to stand in a kernel twice (split tiles)
+  bool light = true;         ///< small enough for kernels with split tiles, which unroll it
   std::vector<EpilogueBlock> blocks;
 };
 

@@ -50,13 +50,12 @@ std::string load_text(const EpiloguePlan& plan, const EpilogueLaunch& launch,
       "  static constexpr int kChunkBoxes = {0}, kChunks = kPartColumns / {1};\n"
       "  static constexpr int kTakes = kWgBlocks * kChunks * kChunkBoxes;\n"
       "  static constexpr int kRingLoads = (kTakes + kSlots - 1) / kSlots;\n"
-      "  static_assert(!kPingPong || kRingLoads < kStages, \"a tile's operands fit in the "
-      "ring\");\n"
+      "  static_assert(!kPingPong, \"a stage that waits would stop the other warpgroup's\");\n"
       "  static CODA_DEVICE void load(const Params& p, const Tile& tile, int load, u32 full,\n"
       "                               u32 destination) {{\n"
       "    const int first = load * kSlots;\n"
       "    const int count = min(kSlots, kTakes - first);\n"
-      "    mbarrier_arrive_expect(full, count * kSlotBoxes * kBoxBytes);\n"
+      "    mbarrier_arrive_expect(full, count * kSlotBytes);\n"
       "    int column0 = tile.c_column / kPartsN;\n",
       boxes.size(), layout->chunk);
   for (std::size_t b = 0; b < launch.blocks.size(); ++b)
@@ -74,8 +73,8 @@ std::string load_text(const EpiloguePlan& plan, const EpilogueLaunch& launch,
     text += fmt::format("      if (take % kChunkBoxes == {}) map = &p.loads[{}], x = {};\n", b,
                         boxes[b].map, boxes[b].column);
   return text +
-         "      for (int box = 0; box < kSlotBoxes; ++box)\n"
-         "        tma_load_2d(map, full, destination + (slot * kSlotBoxes + box) * kBoxBytes, x,\n"
+         "      for (int box = 0; box < kConsumers; ++box)\n"
+         "        tma_load_2d(map, full, destination + slot * kSlotBytes + box * kBoxBytes, x,\n"
          "                    row + box * kWgRows);\n"
          "    }\n"
          "  }\n\n";

@@ -144,7 +144,7 @@ bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config, b
       config.cluster_m == 1 || launch.parts == 1 || launch.parts % config.cluster_m == 0;
   const double slab = launch.slab_columns * static_cast<double>(part) * config.wg_blocks;
   // Column sums share a warp's staging with stores.
-  // Light ones only: twice in a kernel, or beside more than 128 accumulators a thread.
+  // Light ones only: not in a loop, or beside more than 128 accumulators a thread.
   const bool once =
       any_code || launch.light || (!config.split_tail && config.tile_n * config.wg_blocks <= 256);
   return whole && boxes && granules && shares && once && slab <= 512;
@@ -325,11 +325,11 @@ bool ProgramGemm::may_be_one_row(const EpilogueLaunch& launch, const GemmShape& 
 }
 
 bool ProgramGemm::is_one_row(const EpilogueLaunch& launch, const Run& run) const {
-  GemmShape shape;
+  GemmShape shape = this->shape(launch, run.tokens);
+  if (shape.m != 1 || !may_be_one_row(launch, shape)) return false;
   MatrixBlock a;
   std::vector<MatrixBlock> b;
   operands(launch, run, shape, a, b);
-  if (shape.m != 1 || !may_be_one_row(launch, shape)) return false;
   const auto in_pieces = [](const MatrixBlock& block) {
     return block.pointer % 16 == 0 && (block.rows <= 1 || block.stride % 8 == 0);
   };
@@ -383,9 +383,11 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run, b
 
   ProgramLaunch made;
   const bool one_row = is_one_row(launch, run);
-  EpilogueForm form = this->form(launch, config, run);
-  if (!best || one_row) form.ring = form.deferred = false;
-  form.fine = form.deferred;
+  EpilogueForm form{.staged = addressable(plan_.maps, run)};
+  if (best && !one_row) {
+    form = this->form(launch, config, run);
+    form.fine = form.deferred;
+  }
   made.source = plain_source(launch, paired(run), form, one_row);
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
   made.block = 256;

@@ -153,11 +153,6 @@ CODA_DEVICE void load_chunk(float* values, const EpilogueOperand& from, const Ro
   }
 }
 
-CODA_DEVICE u32 pack_two(Bf16, float low, float high) { return pack_bf16(low, high); }
-CODA_DEVICE u32 pack_two(F16, float low, float high) { return pack_f16(low, high); }
-CODA_DEVICE float unpack_one(Bf16, u16 bits) { return unpack_bf16(bits); }
-CODA_DEVICE float unpack_one(F16, u16 bits) { return unpack_f16(bits); }
-
 /// A chunk of a 16-bit tile operand in the accumulator's layout, two columns a register. Rows and
 /// columns beyond the edge repeat the last ones, so that no load needs a branch; whoever stores or
 /// reduces leaves them out.
@@ -186,15 +181,15 @@ template <class Element, int kCount>
 CODA_DEVICE void unpack_batch(float* values, const u32* packed) {
 #pragma unroll
   for (int x = 0; x < kCount; x += 2) {
-    values[x] = unpack_one(Element{}, static_cast<u16>(packed[x / 2] & 0xffff));
-    values[x + 1] = unpack_one(Element{}, static_cast<u16>(packed[x / 2] >> 16));
+    values[x] = unpack_half<Element>(static_cast<u16>(packed[x / 2] & 0xffff));
+    values[x + 1] = unpack_half<Element>(static_cast<u16>(packed[x / 2] >> 16));
   }
 }
 template <class Element, int kCount>
 CODA_DEVICE void pack_batch(u32* packed, const float* values) {
 #pragma unroll
   for (int x = 0; x < kCount; x += 2) {
-    packed[x / 2] = pack_two(Element{}, values[x], values[x + 1]);
+    packed[x / 2] = pack_pair<Element>(values[x], values[x + 1]);
   }
 }
 /// Columns [16 unit, 16 unit + 16) of 16 rows into a staging buffer, as TMA's 128-byte swizzle has
@@ -215,12 +210,12 @@ CODA_DEVICE void stage_box(u32 buffer, const u32* packed, int lane) {
   for (int unit = 0; unit < 4; ++unit) stage_columns(buffer, packed + 4 * unit, unit, lane);
 }
 
-// ---- Tile operands through the ring: boxes of 64 columns by 64 rows, one a warpgroup of a tile (a
-// slot), in the order in which the sections' loops take them.
+// ---- Tile operands through the ring of cooperative kernels: boxes of 64 columns by 64 rows, one a
+// warpgroup (a slot), in the order in which the sections' loops take them.
 
-constexpr int kSlotBoxes = kPingPong ? 1 : kConsumers;
-constexpr int kBoxBytes = 64 * 128;
-constexpr int kSlots = kStageBytes / (kSlotBoxes * kBoxBytes);   // of a stage
+constexpr int kBoxBytes = 4 * kStagingBytes;   // of four warps' 16 rows
+constexpr int kSlotBytes = kConsumers * kBoxBytes;
+constexpr int kSlots = kStageBytes / kSlotBytes;   // of a stage
 
 /// Where the warp's 16 rows of the box `ahead` slots from here lie, once they are there.
 CODA_DEVICE u32 open_slot(const Shared& shared, RingPosition ring, int slot, int ahead, int warp) {
@@ -230,8 +225,7 @@ CODA_DEVICE u32 open_slot(const Shared& shared, RingPosition ring, int slot, int
     ring.advance();
   }
   mbarrier_wait(shared.full(ring.stage), ring.parity);
-  const int box = kPingPong ? place : place * kSlotBoxes + warp / 4;
-  return shared.a(ring.stage) + box * kBoxBytes + warp % 4 * kStagingBytes;
+  return shared.a(ring.stage) + place * kSlotBytes + warp * kStagingBytes;
 }
 CODA_DEVICE void release_read_stage(const Shared& shared, RingPosition& ring, int lane) {
   // These were ordinary reads, and the copy engine writes here next.
@@ -353,14 +347,42 @@ CODA_DEVICE void finish_max(float (&top)[2]) {
   }
 }
 
+/// A lane's values, for what reads them several times.
+struct ArrayValues {
+  const float* values;
+  template <int kCount>
+  CODA_DEVICE void read_anew() {}
+  CODA_DEVICE float at(int x) const { return values[x]; }
+};
+/// Held in 16 bits, in the accumulator's layout. Between two passes they are unpacked anew: there are no
+/// registers for all of them beside the accumulators.
+template <class Element>
+struct HeldValues {
+  u32* held;
+  template <int kCount>
+  CODA_DEVICE void read_anew() {
+#pragma unroll
+    for (int j = 0; j < kCount / 2; ++j) pin_register(held[j]);
+  }
+  CODA_DEVICE float at(int x) const {
+    return unpack_half<Element>(static_cast<u16>(held[x / 2] >> (x % 2 * 16)));
+  }
+};
+
 /// The maximum and the sum of e^(x - maximum). The largest term is 1, so what ex2.approx and its
 /// rounded argument err in the others stays below 2^-21 of the sum.
-template <int L, int kCount, bool kRagged>
-CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* values, int column,
-                                 int width, int lane) {
+template <int L, int kCount, bool kRagged, class Values>
+CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], Values values, int column, int width,
+                                 int lane) {
   constexpr float kLog2E = 1.44269504f;
+  const auto in = [&](int x) { return !kRagged || column + column_of<L>(x, lane) < width; };
+  values.template read_anew<kCount>();
   top[0] = top[1] = minus_infinity();
-  add_max<L, kCount, kRagged>(top, values, column, width, lane);
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    if (in(x)) top[row_of<L>(x)] = op::maximum(top[row_of<L>(x)], values.at(x));
+  }
+  values.template read_anew<kCount>();
   finish_max<L>(top);
   float base[2];
 #pragma unroll
@@ -371,75 +393,20 @@ CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], const float* 
 #pragma unroll
   for (int x = 0; x < kCount; ++x) {
     const int h = row_of<L>(x);
-    const bool in = !kRagged || column + column_of<L>(x, lane) < width;
-    const float term = approximate_exp2(op::mul(op::sub(values[x], base[h]), kLog2E));
-    if (in) sum[h] = op::add(sum[h], term);
+    const float term = approximate_exp2(op::mul(op::sub(values.at(x), base[h]), kLog2E));
+    if (in(x)) sum[h] = op::add(sum[h], term);
   }
   // Beside an infinite maximum the others vanish, and it counts as often as it occurs.
   if (top[0] == -minus_infinity() || top[1] == -minus_infinity()) {
     float count[2] = {};
 #pragma unroll
     for (int x = 0; x < kCount; ++x) {
-      const bool in = !kRagged || column + column_of<L>(x, lane) < width;
-      if (in && values[x] == -minus_infinity()) count[row_of<L>(x)] += 1.0f;
+      if (in(x) && values.at(x) == -minus_infinity()) count[row_of<L>(x)] += 1.0f;
     }
     if (top[0] == -minus_infinity()) sum[0] = count[0];
     if (top[1] == -minus_infinity()) sum[1] = count[1];
   }
   finish_sum<L>(sum);
-}
-
-/// The same of a chunk in the accumulator's layout that is held in 16 bits. Unpacked once for each pass:
-/// there are no registers for all of it beside the accumulators.
-template <class Element, int kCount, bool kRagged>
-CODA_DEVICE void log_sum_held(float (&top)[2], float (&sum)[2], u32* held, int column, int width,
-                              int lane) {
-  constexpr float kLog2E = 1.44269504f;
-#pragma unroll
-  for (int x = 0; x < kCount; x += 2) pin_register(held[x / 2]);
-  top[0] = top[1] = minus_infinity();
-  const auto in = [&](int x) { return !kRagged || column + column_of<2>(x, lane) < width; };
-#pragma unroll
-  for (int x = 0; x < kCount; x += 2) {
-    float pair[2];
-    unpack_batch<Element, 2>(pair, held + x / 2);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (in(x + e)) top[row_of<2>(x)] = op::maximum(top[row_of<2>(x)], pair[e]);
-    }
-  }
-#pragma unroll
-  for (int x = 0; x < kCount; x += 2) pin_register(held[x / 2]);
-  finish_max<2>(top);
-  sum[0] = sum[1] = 0.0f;
-#pragma unroll
-  for (int x = 0; x < kCount; x += 2) {
-    const int h = row_of<2>(x);
-    const float base = top[h] == minus_infinity() ? 0.0f : top[h];
-    float pair[2];
-    unpack_batch<Element, 2>(pair, held + x / 2);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float term = approximate_exp2(op::mul(op::sub(pair[e], base), kLog2E));
-      if (in(x + e)) sum[h] = op::add(sum[h], term);
-    }
-  }
-  // Beside an infinite maximum the others vanish, and it counts as often as it occurs.
-  if (top[0] == -minus_infinity() || top[1] == -minus_infinity()) {
-    float count[2] = {};
-#pragma unroll
-    for (int x = 0; x < kCount; x += 2) {
-      float pair[2];
-      unpack_batch<Element, 2>(pair, held + x / 2);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (in(x + e) && pair[e] == -minus_infinity()) count[row_of<2>(x)] += 1.0f;
-      }
-    }
-    if (top[0] == -minus_infinity()) sum[0] = count[0];
-    if (top[1] == -minus_infinity()) sum[1] = count[1];
-  }
-  finish_sum<2>(sum);
 }
 
 /// Partial `granule` of both rows; one lane of the four stores.

@@ -77,13 +77,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads, 1)
       acc[i][j] = row_0 ? sums[j / 4 * 8 + lane * 2 + j % 2] : 0.0f;
     }
   }
-  Epilogue epilogue(epilogue_params, schedule, shared.staging(warp),
-                    warp / 4 * kWgRows + warp % 4 * 16, lane);
-  RingPosition ring;
-  epilogue.flush();
-  epilogue.prepare(tile);
-  epilogue.finish(acc, tile, shared, ring);
-  epilogue.drain();
+  run_epilogue(epilogue_params, schedule, shared, tile, acc);
 }
 
 }  // namespace coda_device

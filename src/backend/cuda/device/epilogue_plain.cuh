@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads, 1)
     }
   }
 
-  // Step 3: tile operands, where the text takes them from the ring (to be compared on the host: what
-  // this kernel is for elsewhere, TMA cannot address).
+  // Step 3: the epilogue. Tile operands, where its text takes them from the ring, for comparing it on
+  // the host: what this kernel is for elsewhere, TMA cannot address.
   if constexpr (Epilogue::kRingLoads > 0) {
     static_assert(Epilogue::kRingLoads <= kStages, "all of them at once");
     if (thread == 0) {
@@ -100,13 +100,7 @@ extern "C" __global__ void __launch_bounds__(kPlainThreads, 1)
     __syncthreads();
   }
 
-  // Step 4: the epilogue.
-  Epilogue epilogue(epilogue_params, schedule, shared.staging(warp), group_row + warp % 4 * 16, lane);
-  RingPosition ring;
-  epilogue.flush();
-  epilogue.prepare(tile);
-  epilogue.finish(acc, tile, shared, ring);
-  epilogue.drain();
+  run_epilogue(epilogue_params, schedule, shared, tile, acc);
 }
 
 }  // namespace coda_device
