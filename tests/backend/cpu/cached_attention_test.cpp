@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cached_attention_attrs.h"
 #include "backend/element.h"
 #include "backend/reference/opaque_kernels.h"
 
@@ -72,14 +73,7 @@ struct Inputs {
   std::vector<std::int32_t> cu_seqlens{0}, past;
 
   explicit Inputs(const Case& c) : past(c.past) {
-    attrs.opaque = Opaque::cached_attention;
-    attrs.index = static_cast<std::int32_t>(c.n_heads);
-    attrs.index2 = static_cast<std::int32_t>(c.n_kv_heads);
-    attrs.period = c.head_dim;
-    attrs.hi = c.capacity;
-    attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
-    attrs.lo = c.window;
-    attrs.softcap = c.softcap;
+    attrs = cached_attention_attrs(c);
     for (const std::int32_t n : c.added) cu_seqlens.push_back(cu_seqlens.back() + n);
     tokens = cu_seqlens.back();
     std::mt19937 random(7);

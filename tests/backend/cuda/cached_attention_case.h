@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cached_attention_attrs.h"
 #include "backend/cuda/attention_case.h"
 #include "backend/cuda/cached_attention.h"
 
@@ -39,14 +40,7 @@ struct CacheOperands {
   Matrix q, k, v, cache_k, cache_v, o;
 
   CacheOperands(const CacheCase& c, DType dtype) {
-    attrs.opaque = Opaque::cached_attention;
-    attrs.index = static_cast<std::int32_t>(c.n_heads);
-    attrs.index2 = static_cast<std::int32_t>(c.n_kv_heads);
-    attrs.period = c.head_dim;
-    attrs.hi = c.capacity;
-    attrs.value = 1 / std::sqrt(static_cast<double>(c.head_dim));
-    attrs.lo = c.window;
-    attrs.softcap = c.softcap;
+    attrs = cached_attention_attrs(c);
     const auto sequences = static_cast<std::int64_t>(c.past.size());
     cu_seqlens = HostTensor(c.lists, sequences + 1, 1);
     past = HostTensor(c.lists, sequences, 1);

@@ -98,6 +98,9 @@ class CudaPlan : public cuda::GpuTest {
   void check_embedding(i64 d, std::initializer_list<i64> tokens);
 
   ThroughHost* gpu_ = nullptr;
+  /// Sizes that TMA can address, and others.
+  const blocks::Sizes even_{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
+  const blocks::Sizes odd_{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
 };
 
 TEST_F(CudaPlan, LlamaLayer) { check_block(blocks::llama_layer, true); }
@@ -105,20 +108,16 @@ TEST_F(CudaPlan, Head) { check_block(blocks::head, true); }
 /// A few of each kind of kernel, for compute-sanitizer (scripts/sanitize_gpu.sh), as all tests
 /// whose names begin with Small.
 TEST_F(CudaPlan, SmallLayer) {
-  const blocks::Sizes even{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
-  const blocks::Sizes odd{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
   const Build build = blocks::llama_layer;
-  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
-  check_plan(block_plan(build, odd, DType::f32, 0), rows_of(odd, 70), terms_of(DType::f32));
-  check_plan(block_plan(build, even, DType::f16, 2), rows_of(even, 70), terms_of(DType::f16));
+  check_plan(block_plan(build, even_, DType::bf16, 0), rows_of(even_, 130), terms_of(DType::bf16));
+  check_plan(block_plan(build, odd_, DType::f32, 0), rows_of(odd_, 70), terms_of(DType::f32));
+  check_plan(block_plan(build, even_, DType::f16, 2), rows_of(even_, 70), terms_of(DType::f16));
 }
 TEST_F(CudaPlan, SmallHead) {
-  const blocks::Sizes even{.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128};
-  const blocks::Sizes odd{.d = 50, .f = 37, .head = 10, .kv = 20, .vocab = 67};
   const Build build = blocks::head;
-  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 130), terms_of(DType::bf16));
-  check_plan(block_plan(build, even, DType::bf16, 0), rows_of(even, 1), terms_of(DType::bf16));
-  check_plan(block_plan(build, odd, DType::bf16, 0), rows_of(odd, 70), terms_of(DType::bf16));
+  check_plan(block_plan(build, even_, DType::bf16, 0), rows_of(even_, 130), terms_of(DType::bf16));
+  check_plan(block_plan(build, even_, DType::bf16, 0), rows_of(even_, 1), terms_of(DType::bf16));
+  check_plan(block_plan(build, odd_, DType::bf16, 0), rows_of(odd_, 70), terms_of(DType::bf16));
 }
 TEST_F(CudaPlan, ParallelBlock) { check_block(blocks::parallel_block, false); }
 TEST_F(CudaPlan, QkNormLayer) { check_block(blocks::qk_norm_layer, false); }
