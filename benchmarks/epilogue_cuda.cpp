@@ -2,6 +2,7 @@
 // of the same shape: launch by launch in turns, then in blocks of 0.3 s each (what a training step
 // sees).
 //   epilogue_cuda [--tokens 16384] [--d-model 2048] [--vocab 32768] [--filter TEXT] [--rounds 2]
+// --rounds 0 launches each once, for a profiler.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -149,12 +150,6 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
   std::vector<TensorView> views;
   for (const Slice& slice : step.slices) views.push_back(memory.view(slice));
   kernel->bind(views, s.tokens);
-  context.simple_epilogues = true;
-  const auto simple = make_gemm_kernel(step, plan, context);
-  simple->bind(views, s.tokens);
-  const std::vector<char> expected = outputs(step, views, *simple, stream);
-  const bool same = outputs(step, views, *kernel, stream) == expected;
-
   // The bare GEMM of the same operands, into a matrix of its own.
   const EpilogueLaunch& launch = program.plan().launches[0];
   GemmShape shape = program.shape(launch, s.tokens);
@@ -174,6 +169,17 @@ void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes&
 
   const auto fused_once = [&] { kernel->launch(stream); };
   const auto bare_once = [&] { bare.launch(stream); };
+  if (s.rounds == 0) {
+    fused_once(), bare_once();
+    stream.synchronize();
+    return;
+  }
+  context.simple_epilogues = true;
+  const auto simple = make_gemm_kernel(step, plan, context);
+  simple->bind(views, s.tokens);
+  const std::vector<char> expected = outputs(step, views, *simple, stream);
+  const bool same = outputs(step, views, *kernel, stream) == expected;
+
   milliseconds(stream, 3, fused_once), milliseconds(stream, 3, bare_once);
   std::vector<double> fused, plain;
   for (int i = 0; i < 15; ++i) {
