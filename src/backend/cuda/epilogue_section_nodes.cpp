@@ -112,6 +112,14 @@ void SectionWriter::write_node(i32 index, const std::string& name) {
       return loop(element(n.args[0].index,
                           fmt::format("x / {} * 2 + row_of<{}>(x)", groups * group_values(l), l)));
     }
+    case Op::cast:
+      if (!is_16_bit(n.attrs.dtype) || n.args[0].kind != Ref::Kind::tile || count % 2 != 0) break;
+      {
+        const std::string from = array(n.args[0].index);
+        body_.add("float {}[{}];", name, count);
+        body_.add("round_batch<{}, {}>({}, {});", element_text(n.attrs.dtype), count, name, from);
+      }
+      return;
     default:
       break;
   }
@@ -169,8 +177,16 @@ int SectionWriter::ring_map(const Node& n) const {
   return -1;
 }
 
+std::string SectionWriter::unrounded(i32 index, DType dtype) {
+  const Node& n = node(index);
+  const bool rounds = n.op == Op::cast && n.attrs.dtype == dtype && is_16_bit(dtype) &&
+                      n.args[0].kind == Ref::Kind::tile;
+  const bool waits = part_ == Part::late && held_at_.count(index) > 0;
+  return array(rounds && !waits ? n.args[0].index : index);
+}
+
 void SectionWriter::write_hold(i32 index) {
-  const std::string from = array(index);
+  const std::string from = unrounded(index, node(index).attrs.dtype);
   body_.add(
       "pack_batch<{}, {}>(held_ + (i * (kPartColumns / {}) + chunk) * kHeld_{} + {} + step * {}, "
       "{});",
@@ -218,8 +234,8 @@ void SectionWriter::write_rotation(i32 index, const std::string& name) {
   if (angles.empty()) {
     angles = fresh("angle");
     body_.add("float {0}_cos[2][{1}], {0}_sin[2][{1}];", angles, frequencies);
-    body_.add("load_angles<{}, {}>({}_cos, {}_sin, {}, rows, {}, {}, lane_);", angle_layout,
-              frequencies, angles, angles, operand(table.operand), n.args[1].offset, period / 2);
+    body_.add("load_angles<{}, {}, {}>({}_cos, {}_sin, {}, rows, {}, lane_);", angle_layout,
+              frequencies, period / 2, angles, angles, operand(table.operand), n.args[1].offset);
   }
   const std::string row = fmt::format("row_of<{}>(x)", l);
   std::string k, other, condition;

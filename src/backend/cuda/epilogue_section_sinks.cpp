@@ -24,7 +24,7 @@ void SectionWriter::write_sink(const Sink& sink) {
     if (map >= 0 && part_ == Part::late && held_at_.count(index) > 0 &&
         node(index).attrs.dtype == to.dtype)
       return write_sends(at_once_, index, map, fmt::format("held_ + {}", held_at_.at(index)));
-    const std::string from = array(index);
+    const std::string from = to.accumulate ? array(index) : unrounded(index, to.dtype);
     if (map >= 0) return write_staged(sink, map, from);
     body_.add("store_chunk<{}, {}, {}, {}, {}>({}, {}, rows, {}, {}, {}, lane_);",
               element_text(to.dtype), l, values(index), ragged(index), to.accumulate, from,
@@ -89,12 +89,25 @@ std::string SectionWriter::granule_text(const Sink& sink, const std::string& fir
   return fmt::format("({} + {}) / {}", first, sink.col, kColumnGranule);
 }
 
+bool SectionWriter::is_exact_product(i32 index) const {
+  const auto is_short = [&](const Ref& arg) {
+    if (arg.kind != Ref::Kind::tile) return false;
+    const Node& n = node(arg.index);
+    return (n.op == Op::cast && is_16_bit(n.attrs.dtype)) ||
+           (n.op == Op::load_tile && is_16_bit(program_.operands[at(n.operand)].dtype));
+  };
+  const Node& n = node(index);
+  return n.op == Op::mul && is_short(n.args[0]) && is_short(n.args[1]);
+}
+
 void SectionWriter::write_reduction(const Sink& sink) {
   const i32 index = sink.node;
   const int l = layout(index);
   const bool is_max = sink.op == Op::row_max;
   const bool is_pick = sink.op == Op::pick;
-  const std::string from = array(index);
+  const bool is_exact = !is_max && !is_pick && is_exact_product(index);
+  const std::string from = array(is_exact ? node(index).args[0].index : index);
+  const std::string factor = is_exact ? array(node(index).args[1].index) : "";
   const std::string name = fresh(value_name(sink.value) + (is_max    ? "_top"
                                                            : is_pick ? "_picked"
                                                                      : "_sum"));
@@ -107,7 +120,10 @@ void SectionWriter::write_reduction(const Sink& sink) {
     rows_.add("const int {0}[2] = {{{1}[0] - {2}, {1}[1] - {2}}};", target, column, sink.col);
     target = ", " + target;
   }
-  const char* add = is_max ? "add_max" : is_pick ? "add_pick" : "add_sum";
+  const char* add = is_max     ? "add_max"
+                    : is_pick  ? "add_pick"
+                    : is_exact ? "add_products"
+                               : "add_sum";
   const i64 n = columns(index);
   const i64 granules = std::max<i64>(1, n / kColumnGranule);
   const i64 count = values(index) / granules;
@@ -115,7 +131,10 @@ void SectionWriter::write_reduction(const Sink& sink) {
     Lines& lines = n < kColumnGranule ? after_ : body_;
     const std::string first =
         g == 0 ? column(index) : fmt::format("{} + {}", column(index), g * kColumnGranule);
-    const std::string array_text = g == 0 ? from : fmt::format("{} + {}", from, g * count);
+    const auto part = [&](const std::string& name) {
+      return g == 0 ? name : fmt::format("{} + {}", name, g * count);
+    };
+    const std::string array_text = is_exact ? part(from) + ", " + part(factor) : part(from);
     body_.add("{}<{}, {}, {}>({}, {}, {}, {}{}, lane_);", add, l, count, ragged(index), name,
               array_text, first, node(index).width, target);
     // The granule's first column, seen from its last step.

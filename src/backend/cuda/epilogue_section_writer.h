@@ -128,6 +128,8 @@ class SectionWriter {
   void write_batch_load(i32 index, std::string_view type, const std::string& packed, i64 count);
   /// The tensor map that a tile operand comes through, -1: none.
   int ring_map(const Node& n) const;
+  /// The lane's values before a cast that packing them does as well.
+  std::string unrounded(i32 index, DType dtype);
   /// Rounded for as long as it waits.
   void write_hold(i32 index);
   /// Where value x of one half of pairs lies in the pairs' own array.
@@ -149,6 +151,8 @@ class SectionWriter {
   const char* first_row() const { return part_ == Part::late ? "held_row_" : "tile.c_row"; }
   void write_sends(Lines& lines, i32 index, int map, const std::string& packed);
   std::string granule_text(const Sink& sink, const std::string& first) const;
+  /// A product of 16-bit values, which fp32 holds exactly.
+  bool is_exact_product(i32 index) const;
   /// Sums, maxima, picks: gathered step by step, stored at the end of each granule.
   void write_reduction(const Sink& sink);
   void write_log_sum(const Sink& sink);

@@ -119,6 +119,9 @@ std::string SectionWriter::write_part(std::size_t number, i64& first) {
       text += body_.text() + "        }\n" + after_.text() + "      }\n";
     }
     if (step + 1 == steps) text += sends_.text();
+    // In here, because a branch of its own would become selections in every step.
+    if (step + 1 == steps && number + 1 == deferral_.parts.size() && first > 1)
+      text += fmt::format("      next_held<kHeld_{}>(held_);\n", index_);
     text += "    }\n";
   }
   return text;
@@ -270,10 +273,11 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
       "    const Rows rows = rows_of(held_row_, i);\n"
       "    const int chunk_column = held_column_ + chunk * {1};\n"
       "{3}"
-      "    if (step_of_chunk == {2} - 1) next_held<kHeld_{0}>(held_);\n"
+      "{4}"
       "    if (number + 1 == kWgBlocks * kChunks * {2}) next_step_ = kNothing;\n"
       "  }}\n\n",
-      section, layout.chunk, text.steps, parts);
+      section, layout.chunk, text.steps, parts,
+      text.steps == 1 ? fmt::format("    next_held<kHeld_{}>(held_);\n", section) : "");
   return text;
 }
 

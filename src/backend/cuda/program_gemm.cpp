@@ -181,8 +181,16 @@ bool ProgramGemm::paired(const Run& run) const {
            column % 2 == 0 && width % 2 == 0;
   };
   bool all = true;
-  for (const auto& node : plan_.lowered.nodes)
+  for (const auto& node : plan_.lowered.nodes) {
     if (node.op == Op::load_tile) all = all && even(node.operand, node.col, node.width);
+    for (const lowering::Ref& arg : node.args) {
+      if (arg.kind != lowering::Ref::Kind::row) continue;
+      const Value& vector = program_->values[at(arg.index)];
+      const bool aligned = vector.operand < 0 || !is_direct(*program_, arg.index) ||
+                           even(vector.operand, arg.offset, vector.cols.num);
+      all = all && aligned && arg.offset % 2 == 0 && node.width % 2 == 0;
+    }
+  }
   for (const auto& section : plan_.lowered.sections)
     for (const auto& sink : section.sinks)
       if (sink.op == Op::store_tile)

@@ -243,6 +243,17 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return result;
 }
 
+inline bool __any_sync(unsigned, bool value) {
+  Meeting::Words words{};
+  words.word[0] = value ? 1 : 0;
+  const auto out = warp_instruction("__any_sync", words, [](Meeting& warp) {
+    std::uint64_t any = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) any |= warp.in[lane].word[0];
+    for (unsigned lane = 0; lane < 32; ++lane) warp.out[lane].word[0] = any;
+  });
+  return out.word[0] != 0;
+}
+
 // ---- ptx.cuh and attention_ptx.cuh
 
 #define CODA_DEVICE inline

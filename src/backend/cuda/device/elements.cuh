@@ -4,6 +4,9 @@
 namespace coda_device {
 
 struct Bf16 {
+  static CODA_DEVICE const void* at(const void* pointer, long long index) {
+    return static_cast<const u16*>(pointer) + index;
+  }
   static CODA_DEVICE float load(const void* pointer, long long index) {
     return unpack_bf16(static_cast<const u16*>(pointer)[index]);
   }
@@ -12,6 +15,9 @@ struct Bf16 {
   }
 };
 struct F16 {
+  static CODA_DEVICE const void* at(const void* pointer, long long index) {
+    return static_cast<const u16*>(pointer) + index;
+  }
   static CODA_DEVICE float load(const void* pointer, long long index) {
     return unpack_f16(static_cast<const u16*>(pointer)[index]);
   }
@@ -20,6 +26,9 @@ struct F16 {
   }
 };
 struct F32 {
+  static CODA_DEVICE const void* at(const void* pointer, long long index) {
+    return static_cast<const float*>(pointer) + index;
+  }
   static CODA_DEVICE float load(const void* pointer, long long index) {
     return static_cast<const float*>(pointer)[index];
   }

@@ -27,12 +27,6 @@ CODA_DEVICE float quad_max(float v) {
   v = op::maximum(v, __shfl_xor_sync(0xffffffff, v, 1));
   return op::maximum(v, __shfl_xor_sync(0xffffffff, v, 2));
 }
-/// Over the 8 lanes that hold one column, of 8 rows.
-CODA_DEVICE float column_sum(float v) {
-  v = op::add(v, __shfl_xor_sync(0xffffffff, v, 4));
-  v = op::add(v, __shfl_xor_sync(0xffffffff, v, 8));
-  return op::add(v, __shfl_xor_sync(0xffffffff, v, 16));
-}
 
 /// The lane's two rows of a chunk: where they are and whether they exist.
 struct Rows {
@@ -66,41 +60,17 @@ CODA_DEVICE void load_targets(int (&targets)[2], const EpilogueOperand& from, co
     }
   }
 }
-/// A row vector, one value a column that the lane holds: value x of the tile goes with y_of<L>(x).
+/// Of what there is one a column that the lane holds: value x of the tile goes with y_of<L>(x), which
+/// is so many columns beside the lane's first.
 template <int L>
 CODA_DEVICE int y_of(int x) {
   return L == 0 ? x / 2 : x / (2 * L) * L + x % L;
 }
-template <class Element, int L, int kCount, bool kRagged>
-CODA_DEVICE void load_columns(float* values, const EpilogueOperand& from, int column, int width,
-                              int column_offset, int lane) {
-#pragma unroll
-  for (int x = 0; x < 2 * kCount; ++x) {
-    if (row_of<L>(x) == 0) {
-      const int c = column + column_of<L>(x, lane);
-      values[y_of<L>(x)] =
-          !kRagged || c < width ? Element::load(from.pointer, column_offset + c) : 0.0f;
-    }
-  }
+template <int L>
+CODA_DEVICE int columns_ahead(int y) {
+  constexpr int kTogether = L == 0 ? 1 : L;
+  return L == 0 ? y : y / kTogether * (4 * kTogether) + y % kTogether;
 }
-/// Cosines and sines of both rows for the frequencies of a chunk's first half head, from a table of
-/// rows of `period` floats: cosines, then sines. kCount a row.
-template <int L, int kCount>
-CODA_DEVICE void load_angles(float (&cosine)[2][kCount], float (&sine)[2][kCount],
-                             const EpilogueOperand& table, const Rows& rows, int row_offset,
-                             int half_period, int lane) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const int frequency = L == 0 ? k : k / L * (4 * L) + (lane & 3) * L + k % L;
-      const long long at = (rows.at(h) + row_offset) * table.stride + frequency;
-      cosine[h][k] = rows.in[h] ? F32::load(table.pointer, at) : 1.0f;
-      sine[h][k] = rows.in[h] ? F32::load(table.pointer, at + half_period) : 0.0f;
-    }
-  }
-}
-
 // Two neighbouring elements at an even index, from memory aligned to both.
 CODA_DEVICE void load_two(Bf16, const void* pointer, long long index, float& low, float& high) {
   const u32 both = *reinterpret_cast<const u32*>(static_cast<const u16*>(pointer) + index);
@@ -129,6 +99,56 @@ CODA_DEVICE void store_two(F16, void* pointer, long long index, float low, float
 }
 CODA_DEVICE void store_two(F32, void* pointer, long long index, float low, float high) {
   *reinterpret_cast<TwoFloats*>(static_cast<float*>(pointer) + index) = {low, high};
+}
+
+/// A row vector: kCount columns of the chunk that begins at `column`.
+template <class Element, int L, int kCount, bool kRagged>
+CODA_DEVICE void load_columns(float* values, const EpilogueOperand& from, int column, int width,
+                              int column_offset, int lane) {
+  // One address; what follows are constants beside it.
+  const void* start = Element::at(from.pointer, column_offset + column + column_of<L>(0, lane));
+  constexpr int kStep = kPaired && L >= 2 ? 2 : 1;
+#pragma unroll
+  for (int y = 0; y < kCount; y += kStep) {
+    const int ahead = columns_ahead<L>(y);
+    const bool in = !kRagged || column + column_of<L>(0, lane) + ahead < width;
+    values[y] = 0.0f;
+    if constexpr (kStep == 2) {
+      values[y + 1] = 0.0f;
+      if (in) load_two(Element{}, start, ahead, values[y], values[y + 1]);
+    } else {
+      if (in) values[y] = Element::load(start, ahead);
+    }
+  }
+}
+/// Cosines and sines of both rows for the frequencies of a chunk's first half head, from a table of
+/// rows of 2 kHalf floats: cosines, then sines. kCount a row.
+template <int L, int kCount, int kHalf>
+CODA_DEVICE void load_angles(float (&cosine)[2][kCount], float (&sine)[2][kCount],
+                             const EpilogueOperand& table, const Rows& rows, int row_offset, int lane) {
+  constexpr int kStep = L >= 2 && kHalf % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const void* start =
+        F32::at(table.pointer, (rows.at(h) + row_offset) * table.stride + column_of<L>(0, lane));
+#pragma unroll
+    for (int k = 0; k < kCount; k += kStep) {
+      const int ahead = columns_ahead<L>(k);
+#pragma unroll
+      for (int e = 0; e < kStep; ++e) {
+        cosine[h][k + e] = 1.0f;
+        sine[h][k + e] = 0.0f;
+      }
+      if (!rows.in[h]) continue;
+      if constexpr (kStep == 2) {
+        load_two(F32{}, start, ahead, cosine[h][k], cosine[h][k + 1]);
+        load_two(F32{}, start, ahead + kHalf, sine[h][k], sine[h][k + 1]);
+      } else {
+        cosine[h][k] = F32::load(start, ahead);
+        sine[h][k] = F32::load(start, ahead + kHalf);
+      }
+    }
+  }
 }
 
 /// One tile operand, direct and guarded. kRagged: columns may end inside the chunk. kPaired (of the
@@ -190,6 +210,16 @@ CODA_DEVICE void pack_batch(u32* packed, const float* values) {
 #pragma unroll
   for (int x = 0; x < kCount; x += 2) {
     packed[x / 2] = pack_pair<Element>(values[x], values[x + 1]);
+  }
+}
+/// Rounded to 16 bits, two at a time: what packs the same pair needs no second rounding.
+template <class Element, int kCount>
+CODA_DEVICE void round_batch(float* rounded, const float* values) {
+#pragma unroll
+  for (int x = 0; x < kCount; x += 2) {
+    const u32 both = pack_pair<Element>(values[x], values[x + 1]);
+    rounded[x] = unpack_half<Element>(static_cast<u16>(both & 0xffff));
+    rounded[x + 1] = unpack_half<Element>(static_cast<u16>(both >> 16));
   }
 }
 /// Columns [16 unit, 16 unit + 16) of 16 rows into a staging buffer, as TMA's 128-byte swizzle has
@@ -313,6 +343,17 @@ CODA_DEVICE void add_sum(float (&sum)[2], const float* values, int column, int w
     if (in) sum[row_of<L>(x)] = op::add(sum[row_of<L>(x)], values[x]);
   }
 }
+/// The sum of products of 16-bit values, which fp32 holds exactly: so fused, it has the bits of the
+/// products one by one.
+template <int L, int kCount, bool kRagged>
+CODA_DEVICE void add_products(float (&sum)[2], const float* a, const float* b, int column, int width,
+                              int lane) {
+#pragma unroll
+  for (int x = 0; x < kCount; ++x) {
+    const bool in = !kRagged || column + column_of<L>(x, lane) < width;
+    if (in) sum[row_of<L>(x)] = __fmaf_rn(a[x], b[x], sum[row_of<L>(x)]);
+  }
+}
 template <int L, int kCount, bool kRagged>
 CODA_DEVICE void add_max(float (&top)[2], const float* values, int column, int width, int lane) {
 #pragma unroll
@@ -325,6 +366,10 @@ CODA_DEVICE void add_max(float (&top)[2], const float* values, int column, int w
 template <int L, int kCount, bool kRagged>
 CODA_DEVICE void add_pick(float (&picked)[2], const float* values, int column, int width,
                           const int (&target)[2], int lane) {
+  // Most chunks have no row's target.
+  constexpr int kColumns = kCount * 2;
+  const auto here = [&](int h) { return static_cast<u32>(target[h] - column) < kColumns; };
+  if (!__any_sync(0xffffffff, here(0) || here(1))) return;
 #pragma unroll
   for (int x = 0; x < kCount; ++x) {
     const int h = row_of<L>(x);
@@ -384,27 +429,33 @@ CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], Values values
   }
   values.template read_anew<kCount>();
   finish_max<L>(top);
-  float base[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    sum[h] = 0.0f;
-    base[h] = top[h] == minus_infinity() ? 0.0f : top[h];
-  }
+  // x log2(e) - shift is one operation; what shift, rounded, is beside maximum log2(e) is the same
+  // for every term, and comes off the sum.
+  const auto base = [&](int h) { return top[h] == minus_infinity() ? 0.0f : top[h]; };
+  const float shift[2] = {op::mul(base(0), kLog2E), op::mul(base(1), kLog2E)};
+  sum[0] = sum[1] = 0.0f;
 #pragma unroll
   for (int x = 0; x < kCount; ++x) {
     const int h = row_of<L>(x);
-    const float term = approximate_exp2(op::mul(op::sub(values.at(x), base[h]), kLog2E));
+    const float term = approximate_exp2(__fmaf_rn(values.at(x), kLog2E, -shift[h]));
     if (in(x)) sum[h] = op::add(sum[h], term);
   }
-  // Beside an infinite maximum the others vanish, and it counts as often as it occurs.
-  if (top[0] == -minus_infinity() || top[1] == -minus_infinity()) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    sum[h] = op::mul(sum[h], approximate_exp2(__fmaf_rn(-base(h), kLog2E, shift[h])));
+  }
+  // Beside an infinite or huge maximum the others vanish, and it counts as often as it occurs: from
+  // here on neighbouring numbers are 64 apart.
+  constexpr float kHuge = 536870912.0f;
+  if (fabsf(base(0)) >= kHuge || fabsf(base(1)) >= kHuge) {
+    values.template read_anew<kCount>();
     float count[2] = {};
 #pragma unroll
     for (int x = 0; x < kCount; ++x) {
-      if (in(x) && values.at(x) == -minus_infinity()) count[row_of<L>(x)] += 1.0f;
+      if (in(x) && values.at(x) == top[row_of<L>(x)]) count[row_of<L>(x)] += 1.0f;
     }
-    if (top[0] == -minus_infinity()) sum[0] = count[0];
-    if (top[1] == -minus_infinity()) sum[1] = count[1];
+    if (fabsf(base(0)) >= kHuge) sum[0] = count[0];
+    if (fabsf(base(1)) >= kHuge) sum[1] = count[1];
   }
   finish_sum<L>(sum);
 }
@@ -425,20 +476,67 @@ CODA_DEVICE void store_granule(const float (&values)[2], const EpilogueOperand& 
 
 constexpr int kSlabs = 8;
 
+/// Adds up kCount columns over the 8 lanes that hold each, 8 rows: as a tree over lanes 4, 8 and 16
+/// apart. At each level of the tree a lane passes half of its columns on while it has several.
+template <int kCount, int kApart = 4>
+CODA_DEVICE void sum_columns(float (&sums)[kCount], int lane) {
+  if constexpr (kApart < 32) {
+    if constexpr (kCount % 2 == 0) {
+      constexpr int kHalf = kCount / 2;
+      const bool upper = (lane & kApart) != 0;
+      float kept[kHalf];
+#pragma unroll
+      for (int c = 0; c < kHalf; ++c) {
+        const float passed = upper ? sums[c] : sums[c + kHalf];
+        kept[c] = op::add(upper ? sums[c + kHalf] : sums[c],
+                          __shfl_xor_sync(0xffffffff, passed, kApart));
+      }
+      sum_columns<kHalf, 2 * kApart>(kept, lane);
+#pragma unroll
+      for (int c = 0; c < kHalf; ++c) sums[c] = kept[c];
+    } else {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        sums[c] = op::add(sums[c], __shfl_xor_sync(0xffffffff, sums[c], kApart));
+      }
+      sum_columns<kCount, 2 * kApart>(sums, lane);
+    }
+  }
+}
+/// Levels of that tree at which columns are passed on.
+CODA_DEVICE constexpr int passing_levels(int count) {
+  return count % 2 != 0 ? 0 : count % 4 != 0 ? 1 : count % 8 != 0 ? 2 : 3;
+}
+
 template <int L, int kCount>
 CODA_DEVICE void sum_slab(u32 staging, int base, const float* values, int column,
                           const Rows& rows, int lane) {
+  constexpr int kColumns = kCount / 2;
+  float sums[kColumns];
 #pragma unroll
   for (int x = 0; x < kCount; ++x) {
     if (row_of<L>(x) == 0) {
-      const int pair = L == 0 ? x + 1 : x + L;
       const float upper = rows.in[0] ? values[x] : 0.0f;
-      const float lower = rows.in[1] ? values[pair] : 0.0f;
-      const float sum = column_sum(op::add(upper, lower));
-      if (lane < (L == 0 ? 1 : 4)) {
-        store_shared(staging + 4 * (base + column + column_of<L>(x, lane)), sum);
-      }
+      const float lower = rows.in[1] ? values[L == 0 ? x + 1 : x + L] : 0.0f;
+      sums[y_of<L>(x)] = op::add(upper, lower);
     }
+  }
+  sum_columns(sums, lane);
+  constexpr int kLevels = passing_levels(kColumns);
+  constexpr int kLeft = kColumns >> kLevels;
+  // Lanes that differ in other bits hold the same sums.
+  const int others = 28 & ~((1 << (2 + kLevels)) - 4);
+  if ((lane & (L == 0 ? others | 3 : others)) != 0) return;
+  int first = 0;
+#pragma unroll
+  for (int level = 0; level < kLevels; ++level) {
+    if ((lane & (4 << level)) != 0) first += kColumns >> (level + 1);
+  }
+#pragma unroll
+  for (int c = 0; c < kLeft; ++c) {
+    const int y = first + c;
+    const int ahead = columns_ahead<L>(y);
+    store_shared(staging + 4 * (base + column + column_of<L>(0, lane) + ahead), sums[c]);
   }
 }
 

@@ -19,8 +19,12 @@ CODA_DEVICE float log(float a) { return ::logf(a); }
 CODA_DEVICE float tanh(float a) { return ::tanhf(a); }
 CODA_DEVICE float erf(float a) { return ::erff(a); }
 CODA_DEVICE float rsqrt(float a) { return __fdiv_rn(1.0f, __fsqrt_rn(a)); }
-/// 1 / (1 + e^-a), the quotient by rcp.approx: at most 1 ulp beside the exact one.
-CODA_DEVICE float sigmoid(float a) { return approximate_reciprocal(__fadd_rn(1.0f, ::expf(-a))); }
+/// 1 / (1 + e^-a) by ex2.approx and rcp.approx: relative error at most 2^-22 (2 + |a|) where a < 0,
+/// 2^-22 elsewhere.
+CODA_DEVICE float sigmoid(float a) {
+  const float power = approximate_exp2(__fmul_rn(a, -1.44269504f));
+  return approximate_reciprocal(__fadd_rn(1.0f, power));
+}
 /// NaN if either is NaN.
 CODA_DEVICE float maximum(float a, float b) { return larger_or_nan(a, b); }
 CODA_DEVICE float greater(float a, float b) { return a > b ? 1.0f : 0.0f; }

@@ -244,17 +244,17 @@ CODA_DEVICE float unpack_f16(u16 bits) {
   return value;
 }
 
-/// rcp.approx: at most 1 ulp; 0 for infinity.
+/// rcp.approx: at most 1 ulp; 0 for infinity and where the result would be subnormal.
 CODA_DEVICE float approximate_reciprocal(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// 2^x: relative error at most 2^-22; 0 for -infinity.
+/// 2^x: relative error at most 2^-22; 0 for -infinity and where the result would be subnormal.
 CODA_DEVICE float approximate_exp2(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 CODA_DEVICE float larger_or_nan(float a, float b) {
