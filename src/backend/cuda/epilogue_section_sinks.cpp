@@ -59,12 +59,8 @@ std::ptrdiff_t SectionWriter::staged_stores_here() const {
 
 void SectionWriter::write_stage(i32 index, int map, std::string_view type,
                                 const std::string& packed, const std::string& from) {
-  std::string buffer = "taken_";
-  in_quarters_ = part_ == Part::late && alone_ && form_.fine;
-  if (!in_quarters_) {
-    buffer = fresh("buffer");
-    before_.add("const u32 {} = next_buffer();", buffer);
-  }
+  const std::string buffer = fresh("buffer");
+  before_.add("const u32 {} = next_buffer();", buffer);
   body_.add("pack_batch<{}, {}>({} + step * {}, {});", type, values(index), packed,
             values(index) / 2, from);
   const i64 wide = std::max<i64>(16, columns(index));

@@ -53,13 +53,10 @@ class SectionWriter {
 
   /// section_N, of a whole tile.
   std::string write();
-  /// The blocks of leave_N that make part `number` of what waits, of the chunk whose registers come
-  /// first in held_: in one step, or, where columns do not meet, 16 columns a step, so that none
-  /// takes longer than the multiplies beside it. `first` is the number of its first step and
-  /// becomes that of the next part's.
-  std::string write_part(std::size_t number, std::int64_t& first);
+  /// The block of leave_N that does part `number` of what waits, of the chunk whose registers come
+  /// first in held_.
+  std::string write_part(std::size_t number);
 
-  bool in_quarters() const { return in_quarters_; }
   const std::vector<RingBox>& boxes() const { return boxes_; }
   const std::string& members() const { return members_; }
   std::string fetches() const { return fetches_.text(); }
@@ -172,8 +169,6 @@ class SectionWriter {
   std::vector<RingBox> boxes_;
   std::string members_;
   std::map<i32, i64> held_at_;
-  bool alone_ = false;        ///< a part of what waits is one store
-  bool in_quarters_ = false;  ///< and is computed 16 columns a step
   std::string slabs_;
   std::string slab_floats_ = "0";
   std::set<std::string> names_ = {"column0", "end", "step", "chunk", "chunk_column", "i",

@@ -60,7 +60,6 @@ struct EpilogueForm {
       false;  ///< 16-bit tiles leave through shared memory by TMA; else every store is direct
   bool ring = false;      ///< tile operands of 16 bits come by TMA, as stages of the ring
   bool deferred = false;  ///< what can wait for the next tile's multiplies does
-  bool fine = false;      ///< and what is computed then takes 16 columns a step
 };
 
 /// How a program's epilogue runs.
@@ -89,14 +88,9 @@ std::vector<EpilogueMap> ring_loads(const Program& program, const EpiloguePlan& 
 /// registers as the accumulators, all of a tile's operands fit in a ping-pong ring.
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
                        const EpilogueLaunch& launch, const GemmConfig& config);
-/// The same for products over k_blocks of 64: steps are fine where there are k-blocks enough that
-/// two go by for each.
-EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config,
-                       std::int64_t k_blocks);
 /// Steps in which a tile of a deferred epilogue leaves.
 std::int64_t deferred_steps(const Program& program, const EpiloguePlan& plan,
-                            const EpilogueLaunch& launch, const GemmConfig& config, bool fine);
+                            const EpilogueLaunch& launch, const GemmConfig& config);
 
 /// What the epilogue of a tile of 128 x 256 takes in its best form, about, beyond storing one
 /// 16-bit tile (docs/performance-log.md).

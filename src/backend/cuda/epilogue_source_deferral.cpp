@@ -73,8 +73,7 @@ Deferral defer_section(const Program& program, const EpiloguePlan& plan,
     }
   }
   if (deferral.parts.empty()) return {};
-  auto& first = deferral.parts.front();
-  first.insert(first.end(), beside.begin(), beside.end());
+  if (!beside.empty()) deferral.parts.insert(deferral.parts.begin() + 1, beside);
   deferral.held.assign(held.begin(), held.end());
   return deferral;
 }

@@ -15,7 +15,7 @@ namespace coda::cuda {
 
 struct Deferral {
   std::vector<std::int32_t> held;  ///< casts to 16 bits, which everything that waits begins at
-  /// Sinks that wait, in parts that send a tile each; those that send none are with the first.
+  /// Sinks that wait, in parts that send a tile each; those that send none are the second.
   std::vector<std::vector<std::size_t>> parts;
 };
 

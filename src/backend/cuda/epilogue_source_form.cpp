@@ -67,16 +67,9 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
   return form;
 }
 
-EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config, i64 k_blocks) {
-  EpilogueForm form = best_form(program, plan, launch, config);
-  form.fine = form.deferred && 2 * deferred_steps(program, plan, launch, config, true) <= k_blocks;
-  return form;
-}
-
 i64 deferred_steps(const Program& program, const EpiloguePlan& plan, const EpilogueLaunch& launch,
-                   const GemmConfig& config, bool fine) {
-  const EpilogueForm form{.staged = true, .deferred = true, .fine = fine};
+                   const GemmConfig& config) {
+  const EpilogueForm form{.staged = true, .deferred = true};
   i64 most = 0;
   for (const EpilogueBlock& block : launch.blocks) {
     const auto layout = fragment_layout(plan.lowered, plan.lowered.sections[at(block.section)]);

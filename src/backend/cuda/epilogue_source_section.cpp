@@ -98,33 +98,21 @@ std::string SectionWriter::write() {
   return text + "  }\n\n";
 }
 
-std::string SectionWriter::write_part(std::size_t number, i64& first) {
-  alone_ = deferral_.parts[number].size() == 1;
+std::string SectionWriter::write_part(std::size_t number) {
   for (const std::size_t sink : deferral_.parts[number]) write_sink(section_.sinks[sink]);
-  const i64 all = layout_.chunk / layout_.step;
-  const i64 steps = in_quarters_ && all % 4 == 0 ? 4 : 1;
-  std::string text;
-  for (i64 step = 0; step < steps; ++step) {
-    text += fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", first++);
-    if (in_quarters_ && step == 0) text += "      taken_ = next_buffer();\n";
-    text += at_once_.text() + rows_.text() + before_.text();
-    if (!body_.text().empty() || !after_.text().empty()) {
-      text += fmt::format(
-          "#pragma unroll\n"
-          "      for (int step = {}; step < {}; ++step) {{\n"
-          "        const int column = chunk_column + step * {};\n"
-          "        {}{{\n",
-          step * all / steps, (step + 1) * all / steps, layout_.step,
-          ragged_chunks_ ? "if (column < end) " : "");
-      text += body_.text() + "        }\n" + after_.text() + "      }\n";
-    }
-    if (step + 1 == steps) text += sends_.text();
-    // In here, because a branch of its own would become selections in every step.
-    if (step + 1 == steps && number + 1 == deferral_.parts.size() && first > 1)
-      text += fmt::format("      next_held<kHeld_{}>(held_);\n", index_);
-    text += "    }\n";
+  std::string text =
+      fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", number);
+  text += at_once_.text() + rows_.text() + before_.text();
+  if (!body_.text().empty() || !after_.text().empty()) {
+    text += fmt::format(
+        "#pragma unroll\n"
+        "      for (int step = 0; step < {}; ++step) {{\n"
+        "        const int column = chunk_column + step * {};\n"
+        "        {}{{\n",
+        layout_.chunk / layout_.step, layout_.step, ragged_chunks_ ? "if (column < end) " : "");
+    text += body_.text() + "        }\n" + after_.text() + "      }\n";
   }
-  return text;
+  return text + sends_.text() + "    }\n";
 }
 
 int SectionWriter::layout(i32 index) const {
@@ -256,12 +244,12 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
   text.members = writer.members();
   text.fetches = writer.fetches();
   if (!defers) return text;
+  text.steps = static_cast<i64>(deferral.parts.size());
   text.held_registers = held_registers(plan, deferral, layout);
   std::string parts;
   for (std::size_t part = 0; part < deferral.parts.size(); ++part) {
     SectionWriter late(program, plan, section, ragged_chunks, form, deferral, Part::late);
-    parts += late.write_part(part, text.steps);
-    text.fills_slowly = text.fills_slowly || late.in_quarters();
+    parts += late.write_part(part);
   }
   text.functions += fmt::format(
       "  /// Step `number` of a tile: chunk by chunk.\n"
@@ -273,11 +261,10 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
       "    const Rows rows = rows_of(held_row_, i);\n"
       "    const int chunk_column = held_column_ + chunk * {1};\n"
       "{3}"
-      "{4}"
+      "    if (step_of_chunk == {2} - 1) next_held<kHeld_{0}>(held_);\n"
       "    if (number + 1 == kWgBlocks * kChunks * {2}) next_step_ = kNothing;\n"
       "  }}\n\n",
-      section, layout.chunk, text.steps, parts,
-      text.steps == 1 ? fmt::format("    next_held<kHeld_{}>(held_);\n", section) : "");
+      section, layout.chunk, text.steps, parts);
   return text;
 }
 

@@ -25,7 +25,6 @@ struct SectionText {
   /// waits.
   std::int64_t held_registers = 0;
   std::int64_t steps = 0;
-  bool fills_slowly = false;  ///< some of them fill a buffer together
 };
 
 /// The member functions of a section in `class Epilogue`. section_N takes the accumulators, chunk

@@ -192,8 +192,6 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "  }\n"
       "  CODA_DEVICE void overlap() {\n";
   const std::string leaves = leave_text(launch, sections);
-  const bool fills = std::any_of(sections.begin(), sections.end(),
-                                 [](const auto& section) { return section.second.fills_slowly; });
   if (!leaves.empty())
     text +=
         "    if (--countdown_ == 0) {\n"
@@ -271,12 +269,10 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
         "\n  // A tile that waits.\n"
         "  static constexpr int kNothing = -1;\n"
         "  u32 held_[{}];\n"
-        "{}"
         "  int held_row_ = 0, held_column_ = 0{};\n"
         "  int next_step_ = kNothing;\n"
         "  int countdown_ = 1 << 30;\n",
-        most, fills ? "  u32 taken_ = 0;   // the buffer that is being filled\n" : "",
-        launch.blocks.size() > 1 ? ", held_block_ = 0" : "");
+        most, launch.blocks.size() > 1 ? ", held_block_ = 0" : "");
   text +=
       "};\n\n"
       "using EpilogueParams = Epilogue::Params;\n\n"

@@ -209,8 +209,7 @@ bool ProgramGemm::addressable(const std::vector<EpilogueMap>& maps, const Run& r
 
 EpilogueForm ProgramGemm::form(const EpilogueLaunch& launch, const GemmConfig& config,
                                const Run& run) const {
-  EpilogueForm form =
-      best_form(*program_, plan_, launch, config, ceil_div(shape(launch, run.tokens).k, 64));
+  EpilogueForm form = best_form(*program_, plan_, launch, config);
   form.staged = form.staged && addressable(plan_.maps, run);
   form.deferred = form.deferred && form.staged;
   form.ring = form.ring && addressable(plan_.loads, run);
@@ -238,9 +237,9 @@ KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig&
                         epilogue_text(*program_, plan_, launch, form));
 }
 
-KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
-                                 i64 k) const {
-  return source(launch, config, true, best_form(*program_, plan_, launch, config, ceil_div(k, 64)));
+KernelSource ProgramGemm::source(const EpilogueLaunch& launch,
+                                 const GemmConfig& config) const {
+  return source(launch, config, true, best_form(*program_, plan_, launch, config));
 }
 
 KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,
@@ -394,7 +393,6 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run, b
   EpilogueForm form{.staged = addressable(plan_.maps, run)};
   if (best && !one_row) {
     form = this->form(launch, config, run);
-    form.fine = form.deferred;
   }
   made.source = plain_source(launch, paired(run), form, one_row);
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);

@@ -83,8 +83,8 @@ class ProgramGemm {
                            int sm_count) const;
   KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired,
                       const EpilogueForm& form) const;
-  /// Of operands that are aligned as plans align theirs, for a product over k.
-  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, std::int64_t k) const;
+  /// Of operands that are aligned as plans align theirs.
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config) const;
   KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true,
                             const EpilogueForm& form = {.staged = true},
                             bool one_row = false) const;

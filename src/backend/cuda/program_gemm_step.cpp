@@ -43,8 +43,8 @@ class ProgramGemmKernel : public StepKernel {
       if (shape.operand == DType::f32 || shape.m == 0 || shape.k == 0) {
         sources.push_back(program_.plain_source(launch));
       } else {
-        sources.push_back(program_.source(
-            launch, program_.choose(launch, shape, Device::get().sm_count()), shape.k));
+        sources.push_back(
+            program_.source(launch, program_.choose(launch, shape, Device::get().sm_count())));
       }
     }
     return sources;
@@ -143,7 +143,7 @@ class ProgramGemmKernel : public StepKernel {
                *context_.gemm);
     if (form.deferred) {
       const i64 steps =
-          deferred_steps(program.program(), program.plan(), launch, config, form.fine);
+          deferred_steps(program.program(), program.plan(), launch, config);
       schedule.flush_period =
           static_cast<int>(std::clamp<i64>(schedule.k_blocks / (steps + 1), 1, 4));
     }

@@ -289,6 +289,7 @@ inline u32 load_global_once(const u16* address) {
 
 // Arithmetic and conversion
 
+inline void keep_branch() {}
 inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }
@@ -313,6 +314,18 @@ inline u16 f16_bits(float value) {
   if (exponent == -13) return static_cast<u16>(sign + static_cast<u16>(steps));
   return static_cast<u16>(sign + ((exponent + 14) << 10) + static_cast<u16>(steps - 1024));
 }
+inline float unpack_f16(u16 bits);
+template <class Unpack>
+u32 larger_pair(u32 a, u32 b, Unpack unpack) {
+  u32 both = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const u16 x = static_cast<u16>(a >> shift), y = static_cast<u16>(b >> shift);
+    both |= static_cast<u32>(unpack(x) != unpack(x) || unpack(x) > unpack(y) ? x : y) << shift;
+  }
+  return both;
+}
+inline u32 larger_bf16_or_nan(u32 a, u32 b) { return larger_pair(a, b, unpack_bf16); }
+inline u32 larger_f16_or_nan(u32 a, u32 b) { return larger_pair(a, b, unpack_f16); }
 inline float unpack_f16(u16 bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const float sign = bits & 0x8000 ? -1.0f : 1.0f;

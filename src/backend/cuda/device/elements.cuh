@@ -73,6 +73,16 @@ CODA_DEVICE u32 pack_pair<F16>(float low, float high) {
   return pack_f16(low, high);
 }
 template <class T>
+CODA_DEVICE u32 larger_pair_or_nan(u32 a, u32 b);
+template <>
+CODA_DEVICE u32 larger_pair_or_nan<Bf16>(u32 a, u32 b) {
+  return larger_bf16_or_nan(a, b);
+}
+template <>
+CODA_DEVICE u32 larger_pair_or_nan<F16>(u32 a, u32 b) {
+  return larger_f16_or_nan(a, b);
+}
+template <class T>
 CODA_DEVICE float unpack_half(u16 bits);
 template <>
 CODA_DEVICE float unpack_half<Bf16>(u16 bits) {

@@ -283,6 +283,7 @@ constexpr int kLarger = kA > kB ? kA : kB;
 /// Registers of a tile that waits: the next chunk comes first.
 template <int kChunk, int kCount>
 CODA_DEVICE void next_held(u32 (&held)[kCount]) {
+  keep_branch();   // these moves as selections would cost every step
 #pragma unroll
   for (int j = 0; j < kCount - kChunk; ++j) held[j] = held[j + kChunk];
 }
@@ -392,25 +393,47 @@ CODA_DEVICE void finish_max(float (&top)[2]) {
   }
 }
 
-/// A lane's values, for what reads them several times.
+/// A lane's values of a granule, and the largest of each row among those that are `in`.
 struct ArrayValues {
   const float* values;
-  template <int kCount>
-  CODA_DEVICE void read_anew() {}
   CODA_DEVICE float at(int x) const { return values[x]; }
+  CODA_DEVICE bool is(int x, float value) const { return values[x] == value; }
+  template <int L, int kCount, class In>
+  CODA_DEVICE void maxima(float (&top)[2], const In& in) const {
+    top[0] = top[1] = minus_infinity();
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) {
+      if (in(x)) top[row_of<L>(x)] = op::maximum(top[row_of<L>(x)], values[x]);
+    }
+  }
 };
-/// Held in 16 bits, in the accumulator's layout. Between two passes they are unpacked anew: there are no
-/// registers for all of them beside the accumulators.
+/// Held in 16 bits, in the accumulator's layout (L = 2): there are no registers for all of them
+/// unpacked beside the accumulators.
 template <class Element>
 struct HeldValues {
-  u32* held;
-  template <int kCount>
-  CODA_DEVICE void read_anew() {
-#pragma unroll
-    for (int j = 0; j < kCount / 2; ++j) pin_register(held[j]);
-  }
+  const u32* held;
   CODA_DEVICE float at(int x) const {
     return unpack_half<Element>(static_cast<u16>(held[x / 2] >> (x % 2 * 16)));
+  }
+  /// By its bits, so that nothing unpacked has to stay for it. Not for zeros.
+  CODA_DEVICE bool is(int x, float value) const {
+    const u32 bits = pack_pair<Element>(value, value) & 0xffff;
+    return (held[x / 2] >> (x % 2 * 16) & 0xffff) == bits;
+  }
+  template <int L, int kCount, class In>
+  CODA_DEVICE void maxima(float (&top)[2], const In& in) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      u32 pair = pack_pair<Element>(minus_infinity(), minus_infinity());
+#pragma unroll
+      for (int j = h; j < kCount / 2; j += 2) {
+        if (!in(2 * j)) continue;
+        const u32 both = in(2 * j + 1) ? held[j] : (held[j] & 0xffff) * 0x10001u;
+        pair = larger_pair_or_nan<Element>(pair, both);
+      }
+      top[h] = op::maximum(unpack_half<Element>(static_cast<u16>(pair & 0xffff)),
+                           unpack_half<Element>(static_cast<u16>(pair >> 16)));
+    }
   }
 };
 
@@ -421,13 +444,7 @@ CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], Values values
                                  int lane) {
   constexpr float kLog2E = 1.44269504f;
   const auto in = [&](int x) { return !kRagged || column + column_of<L>(x, lane) < width; };
-  values.template read_anew<kCount>();
-  top[0] = top[1] = minus_infinity();
-#pragma unroll
-  for (int x = 0; x < kCount; ++x) {
-    if (in(x)) top[row_of<L>(x)] = op::maximum(top[row_of<L>(x)], values.at(x));
-  }
-  values.template read_anew<kCount>();
+  values.template maxima<L, kCount>(top, in);
   finish_max<L>(top);
   // x log2(e) - shift is one operation; what shift, rounded, is beside maximum log2(e) is the same
   // for every term, and comes off the sum.
@@ -448,11 +465,10 @@ CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], Values values
   // here on neighbouring numbers are 64 apart.
   constexpr float kHuge = 536870912.0f;
   if (fabsf(base(0)) >= kHuge || fabsf(base(1)) >= kHuge) {
-    values.template read_anew<kCount>();
     float count[2] = {};
 #pragma unroll
     for (int x = 0; x < kCount; ++x) {
-      if (in(x) && values.at(x) == top[row_of<L>(x)]) count[row_of<L>(x)] += 1.0f;
+      if (in(x) && values.is(x, top[row_of<L>(x)])) count[row_of<L>(x)] += 1.0f;
     }
     if (fabsf(base(0)) >= kHuge) sum[0] = count[0];
     if (fabsf(base(1)) >= kHuge) sum[1] = count[1];

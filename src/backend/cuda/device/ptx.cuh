@@ -244,6 +244,9 @@ CODA_DEVICE float unpack_f16(u16 bits) {
   return value;
 }
 
+/// A branch around this stays a branch.
+CODA_DEVICE void keep_branch() { asm volatile(""); }
+
 /// rcp.approx: at most 1 ulp; 0 for infinity and where the result would be subnormal.
 CODA_DEVICE float approximate_reciprocal(float x) {
   float y;
@@ -255,6 +258,17 @@ CODA_DEVICE float approximate_reciprocal(float x) {
 CODA_DEVICE float approximate_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// Of two pairs of bf16 or f16.
+CODA_DEVICE u32 larger_bf16_or_nan(u32 a, u32 b) {
+  u32 y;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+CODA_DEVICE u32 larger_f16_or_nan(u32 a, u32 b) {
+  u32 y;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 CODA_DEVICE float larger_or_nan(float a, float b) {
