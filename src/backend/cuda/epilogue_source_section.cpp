@@ -100,8 +100,7 @@ std::string SectionWriter::write() {
 
 std::string SectionWriter::write_part(std::size_t number) {
   for (const std::size_t sink : deferral_.parts[number]) write_sink(section_.sinks[sink]);
-  std::string text =
-      fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", number);
+  std::string text = fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", number);
   text += at_once_.text() + rows_.text() + before_.text();
   if (!body_.text().empty() || !after_.text().empty()) {
     text += fmt::format(

@@ -237,8 +237,7 @@ KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig&
                         epilogue_text(*program_, plan_, launch, form));
 }
 
-KernelSource ProgramGemm::source(const EpilogueLaunch& launch,
-                                 const GemmConfig& config) const {
+KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config) const {
   return source(launch, config, true, best_form(*program_, plan_, launch, config));
 }
 

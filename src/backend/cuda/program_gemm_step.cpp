@@ -142,8 +142,7 @@ class ProgramGemmKernel : public StepKernel {
     deal_tiles(schedule, config, kernel.max_active_clusters(kMainloopThreads, config.cluster()),
                *context_.gemm);
     if (form.deferred) {
-      const i64 steps =
-          deferred_steps(program.program(), program.plan(), launch, config);
+      const i64 steps = deferred_steps(program.program(), program.plan(), launch, config);
       schedule.flush_period =
           static_cast<int>(std::clamp<i64>(schedule.k_blocks / (steps + 1), 1, 4));
     }

@@ -91,8 +91,7 @@ TEST(EpilogueCompile, EveryConfigurationWithTheHeaviestEpilogue) {
   std::vector<KernelSource> sources;
   for (const EpilogueLaunch& launch : heaviest->plan().launches) {
     for (const GemmConfig& config : gemm_candidates())
-      if (ProgramGemm::fits(launch, config))
-        sources.push_back(heaviest->source(launch, config));
+      if (ProgramGemm::fits(launch, config)) sources.push_back(heaviest->source(launch, config));
     sources.push_back(heaviest->plain_source(launch));
   }
   expect_compile(sources);
