@@ -117,7 +117,7 @@ std::array<std::int64_t, kCudnnOperands> strides_of(const Step& step, const Plan
 
 std::vector<KernelSource> attention_sources(const AttentionVariant& variant) {
   std::vector<KernelSource> sources;
-  if (variant.backward) {
+  if (variant.backward && variant.tensor_cores()) {
     sources.push_back(source_of(variant, "coda_attention_delta", {"attention_delta.cuh"}, 0));
   }
   if (!variant.tensor_cores()) {
@@ -128,6 +128,7 @@ std::vector<KernelSource> attention_sources(const AttentionVariant& variant) {
     if (!variant.backward) {
       add("coda_attention_plain_forward", "attention_plain_forward.cuh");
     } else {
+      add("coda_attention_plain_delta", "attention_plain_delta.cuh");
       add("coda_attention_plain_backward_q", "attention_plain_backward_q.cuh");
       add("coda_attention_plain_backward_kv", "attention_plain_backward_kv.cuh");
     }
@@ -189,6 +190,7 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
     p.d_k = rows_of(views[8]);
     p.d_v = rows_of(views[9]);
     p.delta = static_cast<float*>(workspace);
+    if (!variant.tensor_cores()) p.inverse = p.delta + tokens * heads;
   }
   p.aligned = are_aligned(views);
   internal_check(p.aligned || !variant.wgmma, "attention: wgmma on unaligned rows");
@@ -215,7 +217,11 @@ AttentionLaunches attention_launches(const Attrs& attrs, const AttentionVariant&
   };
   const std::int64_t chunks = variant.wgmma ? 1 : chunks_of(variant);
   const unsigned block = variant.wgmma ? 384 : variant.tensor_cores() ? 128 : 256;
-  if (variant.backward) add((tokens * heads + kDeltaRows - 1) / kDeltaRows, 32 * kDeltaRows);
+  if (variant.backward && !variant.tensor_cores()) {
+    add(p.slots * heads, block);
+  } else if (variant.backward) {
+    add((tokens * heads + kDeltaRows - 1) / kDeltaRows, 32 * kDeltaRows);
+  }
   add(p.slots * heads * chunks, block);
   if (variant.backward) add(p.slots * kv_heads * chunks, block);
   return launches;
@@ -259,7 +265,8 @@ void OwnAttention::launch(const Stream& stream) {
 std::size_t own_attention_workspace_bytes(const Attrs& attrs, const AttentionVariant& variant,
                                           std::int64_t max_tokens) {
   if (!variant.backward) return 0;
-  return static_cast<std::size_t>(max_tokens * attrs.index) * sizeof(float);
+  const int vectors = variant.tensor_cores() ? 1 : 2;  // delta; inverse
+  return static_cast<std::size_t>(max_tokens * attrs.index * vectors) * sizeof(float);
 }
 
 std::string attention_text(const Step& step, const Plan& plan) {

@@ -2,7 +2,7 @@
 // rows of ops/opaque.h). Our own kernels: tensor cores for bf16 and f16 up to head_dim 256 (by
 // wgmma for heads of 64 and 128), the ordinary units for everything else. Sums have one
 // owner and one order, so bits repeat, and a sequence's do not depend on its neighbours in the
-// batch. Memory beside operands: delta, one float a row and head, in backward.
+// batch. Memory beside operands, in backward: one float a row and head; on the ordinary units two.
 #pragma once
 
 #include <cstddef>

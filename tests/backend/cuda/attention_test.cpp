@@ -134,6 +134,34 @@ TEST_F(CudaAttentionHost, WindowsAndCaps) {
   }
 }
 
+/// Relative error of a whole matrix.
+double frobenius(const Matrix& got, const Matrix& want) {
+  double difference = 0, total = 0;
+  for (std::int64_t r = 0; r < want.view.rows; ++r) {
+    for (std::int64_t i = 0; i < want.view.cols; ++i) {
+      const double x = read_element(want.view, r, i);
+      difference += std::pow(read_element(got.view, r, i) - x, 2);
+      total += x * x;
+    }
+  }
+  return std::sqrt(difference / total);
+}
+
+// Of two keys, d_q and d_k are small differences of numbers that must carry the same roundings: by
+// delta = dot(o, d_o) both errors are 3.2e-7.
+TEST_F(CudaAttentionHost, FewKeysKeepTheirDigits) {
+  const Case c{DType::f32, 6, 2, 32, {0, 77}, true, DType::i32, 2};
+  Operands run(c, c.dtype), want(c, DType::f64);
+  run_on_host(c, run);
+  reference::attention_forward(run.attrs, run.q.view, run.k.view, run.v.view, run.cu_seqlens.view(),
+                               want.o.view, want.lse.view);
+  reference::attention_backward(run.attrs, run.q.view, run.k.view, run.v.view,
+                                run.cu_seqlens.view(), want.o.view, want.lse.view, run.d_o.view,
+                                want.d_q.view, want.d_k.view, want.d_v.view);
+  EXPECT_LE(frobenius(run.d_q, want.d_q), 2.2e-7);
+  EXPECT_LE(frobenius(run.d_k, want.d_k), 2.2e-7);
+}
+
 TEST_F(CudaAttentionHost, NoTokens) {
   const Case c{DType::bf16, 4, 2, 72, {0, 0, 0}};
   Operands run(c, c.dtype);

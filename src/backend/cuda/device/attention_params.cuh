@@ -16,6 +16,7 @@ struct AttentionParams {
   float* lse;               ///< [tokens, n_heads]
   long long lse_stride;
   float* delta;             ///< [tokens, n_heads], dot(o, d_o)
+  float* inverse;           ///< [tokens, n_heads], 1 / sum of p: on the ordinary units
   const void* cu_seqlens;   ///< sequences + 1 offsets
   int wide_offsets;         ///< offsets are 64-bit
   int sequences;

@@ -139,29 +139,52 @@ CODA_DEVICE float row_largest(float x) {
   return x;
 }
 
+/// Of queries (rows) against keys (columns): s = q . k, d_p = d_o . v, and into shared memory p before
+/// it is divided by its sum. p and d_p are 0 where a query does not see a key.
+CODA_DEVICE void form_scores(const AttentionParams& p, const PlainRows& q, const PlainRows& d_o,
+                             const PlainRows& k, const PlainRows& v, int head, int row, int column,
+                             PlainShared& shared, float (&s)[4][4], float (&d_p)[4][4]) {
+  dot_rows(q, k, shared, row, column, s);
+  unsigned seen = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int t = q.first + row + i;
+    const bool exists = t < q.end;
+    const float lse = exists ? p.lse[t * p.lse_stride + head] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const bool sees = exists && is_seen(p, t - (k.first + column + j));
+      shared.p[row + i][column + j] = sees ? exponential(score_of(p, s[i][j]) - lse) : 0.0f;
+      seen |= (sees ? 1u : 0u) << (4 * i + j);
+    }
+  }
+  dot_rows(d_o, v, shared, row, column, d_p);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) d_p[i / 4][i % 4] = seen >> i & 1 ? d_p[i / 4][i % 4] : 0.0f;
+}
+
 /// p and ds = p (d_o v^T - delta), times the score's slope, of queries q (rows) against keys k
 /// (columns), into shared memory.
 CODA_DEVICE void score_gradients(const AttentionParams& p, const PlainRows& q, const PlainRows& d_o,
                                  const PlainRows& k, const PlainRows& v, int head, int row,
                                  int column, PlainShared& shared) {
   float s[4][4], d_p[4][4];
-  dot_rows(q, k, shared, row, column, s);
-  dot_rows(d_o, v, shared, row, column, d_p);
+  form_scores(p, q, d_o, k, v, head, row, column, shared, s, d_p);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int t = q.first + row + i;
-    const bool exists = t < q.end;
-    const float lse = exists ? p.lse[t * p.lse_stride + head] : 0.0f;
-    const float delta =
-        exists ? p.delta[static_cast<long long>(t) * p.n_heads + head]
-               : 0.0f;
+    const long long at = static_cast<long long>(t) * p.n_heads + head;
+    const float delta = t < q.end ? p.delta[at] : 0.0f;
+    const float inverse = t < q.end ? p.inverse[at] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const bool seen = exists && is_seen(p, t - (k.first + column + j));
-      const float probability = seen ? exponential(score_of(p, s[i][j]) - lse) : 0.0f;
+      // Where p is 0, nothing of the row may reach the key, be it NaN.
+      float& weight = shared.p[row + i][column + j];
+      const bool weighs = weight != 0.0f;
+      const float probability = weighs ? weight * inverse : 0.0f;
       const float ds = probability * (d_p[i][j] - delta) * score_slope(p, s[i][j]);
-      shared.p[row + i][column + j] = probability;
-      shared.ds[row + i][column + j] = seen ? ds : 0.0f;
+      weight = probability;
+      shared.ds[row + i][column + j] = weighs ? ds : 0.0f;
     }
   }
 }

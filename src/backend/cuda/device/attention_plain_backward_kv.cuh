@@ -1,4 +1,4 @@
-// d_k and d_v on the ordinary units (attention_plain.cuh), after coda_attention_delta.
+// d_k and d_v on the ordinary units (attention_plain.cuh), after coda_attention_plain_delta.
 #pragma once
 
 namespace coda_device {

@@ -1,4 +1,4 @@
-// d_q on the ordinary units (attention_plain.cuh), after coda_attention_delta: a CTA walks over the
+// d_q on the ordinary units (attention_plain.cuh), after coda_attention_plain_delta: a CTA walks over the
 // keys of its queries.
 #pragma once
 
