@@ -1,18 +1,26 @@
-// Races the GEMM programs of a LLaMA layer and head, epilogue and all, against coda's own bare GEMM
-// of the same shape: launch by launch in turns, then in blocks of 0.3 s each (what a training step
-// sees).
+// Races the GEMM programs of a LLaMA layer and head, epilogue and all, against two others of the same
+// shape: the program that loads and stores the same tiles without the math, and coda's own bare GEMM
+// with one result of 16 bits. Launch by launch in turns (I), then in blocks of 0.15 s each, also in
+// turns (S, what a training step sees). Plain stores have no math to leave out: no second racer.
 //   epilogue_cuda [--tokens 16384] [--d-model 2048] [--vocab 32768] [--filter TEXT] [--rounds 2]
+//                 [--json FILE]
 // --rounds 0 launches each once, for a profiler.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "backend/cuda/program_gemm.h"
 #include "base/check.h"
 #include "base/median.h"
 #include "coda/compile.h"
+#include "epilogue_programs.h"
 #include "nn/models/llama_blocks.h"
 
 namespace {
@@ -24,16 +32,19 @@ using i64 = std::int64_t;
 struct Sizes {
   i64 tokens = 16384, d_model = 2048, vocab = 32768;
   int rounds = 2;
-  std::string filter;
+  std::string filter, json;
 };
 
-std::shared_ptr<const Plan> block(bool head, const Sizes& s) {
+enum class Block { layer, inference_layer, head };
+
+std::shared_ptr<const Plan> plan_of(Block block, const Sizes& s) {
   LlamaBlockSizes sizes;
   sizes.d_model = s.d_model;
   sizes.vocab = s.vocab;
   coda::Graph graph;
-  const CompileRequest request =
-      head ? llama_head_block(graph, sizes) : llama_layer_block(graph, sizes);
+  CompileRequest request = block == Block::head ? llama_head_block(graph, sizes)
+                                                : llama_layer_block(graph, sizes);
+  if (block == Block::inference_layer) request.wrt.clear();
   CompileOptions options;
   options.dtype = options.output_dtype = options.weight_grad_dtype = DType::bf16;
   options.budget_tokens = s.tokens;
@@ -137,100 +148,238 @@ double milliseconds(const Stream& stream, int times, const Run& run) {
   return stop.milliseconds_since(start) / times;
 }
 
-void race(const Step& step, const Plan& plan, const Memory& memory, const Sizes& s,
-          const Stream& stream, const GemmWorkspace& workspace) {
-  const ProgramGemm program(step.program);
-  if (step.program->name.find(s.filter) == std::string::npos) return;
-  DeviceBuffer vectors(gemm_workspace_bytes(step, plan, s.tokens) + 256);
-  StepContext context;
-  context.gemm = &workspace;
-  context.max_tokens = s.tokens;
-  context.workspace = vectors.pointer();
-  const auto kernel = make_gemm_kernel(step, plan, context);
-  std::vector<TensorView> views;
-  for (const Slice& slice : step.slices) views.push_back(memory.view(slice));
-  kernel->bind(views, s.tokens);
-  // The bare GEMM of the same operands, into a matrix of its own.
-  const EpilogueLaunch& launch = program.plan().launches[0];
-  GemmShape shape = program.shape(launch, s.tokens);
-  shape.m = program.rows(s.tokens);
-  shape.n = step.program->cols.num;
-  GemmOperands operands;
-  const auto block_of = [&](std::int32_t index) {
-    const TensorView& view = views[static_cast<std::size_t>(index)];
-    return MatrixBlock{reinterpret_cast<DevicePointer>(view.data), view.rows, view.cols,
-                       view.stride};
-  };
-  operands.a = block_of(step.program->gemm.a);
-  for (const std::int32_t b : step.program->gemm.b) operands.b.push_back(block_of(b));
-  DeviceBuffer c(static_cast<std::size_t>(shape.m * shape.n) * 2);
-  operands.c = {{c.pointer(), shape.m, shape.n, shape.n}};
-  const cuda::Gemm bare(shape, operands, workspace);
+/// What is raced: one of the kernels of a program, vectors and all.
+struct Racer {
+  std::function<void()> run;
+  std::vector<double> interleaved = {}, sustained = {};  ///< ms
+};
 
-  const auto fused_once = [&] { kernel->launch(stream); };
-  const auto bare_once = [&] { bare.launch(stream); };
-  if (s.rounds == 0) {
-    fused_once(), bare_once();
-    stream.synchronize();
-    return;
+/// All of them in turns.
+void race(std::vector<Racer>& racers, int rounds, const Stream& stream) {
+  constexpr int kLaunches = 21;
+  constexpr double kBlock = 150, kBefore = 50;  // ms; the card's clock settles before
+  for (Racer& racer : racers) milliseconds(stream, 3, racer.run);
+  for (int i = 0; i < kLaunches; ++i) {
+    double turn = 0;
+    for (Racer& racer : racers) {
+      racer.interleaved.push_back(milliseconds(stream, 1, racer.run));
+      turn += racer.interleaved.back();
+    }
+    // A rest as long as the turn, so that the card does not reach its power limit here.
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(turn));
   }
-  context.simple_epilogues = true;
-  const auto simple = make_gemm_kernel(step, plan, context);
-  simple->bind(views, s.tokens);
-  const std::vector<char> expected = outputs(step, views, *simple, stream);
-  const bool same = outputs(step, views, *kernel, stream) == expected;
-
-  milliseconds(stream, 3, fused_once), milliseconds(stream, 3, bare_once);
-  std::vector<double> fused, plain;
-  for (int i = 0; i < 15; ++i) {
-    fused.push_back(milliseconds(stream, 1, fused_once));
-    plain.push_back(milliseconds(stream, 1, bare_once));
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t i = 0; i < racers.size(); ++i) {
+      Racer& racer = racers[(i + static_cast<std::size_t>(round)) % racers.size()];  // all go first
+      const double each = median(racer.interleaved);
+      milliseconds(stream, std::max(1, static_cast<int>(kBefore / each)), racer.run);
+      racer.sustained.push_back(
+          milliseconds(stream, std::max(1, static_cast<int>(kBlock / each)), racer.run));
+    }
   }
-  const double fused_i = median(fused), bare_i = median(plain);
-  std::vector<double> fused_s, bare_s;
-  const int n_fused = std::max(1, static_cast<int>(150 / fused_i));
-  const int n_bare = std::max(1, static_cast<int>(150 / bare_i));
-  for (int round = 0; round < s.rounds; ++round) {
-    milliseconds(stream, n_fused, fused_once);
-    fused_s.push_back(milliseconds(stream, n_fused, fused_once));
-    milliseconds(stream, n_bare, bare_once);
-    bare_s.push_back(milliseconds(stream, n_bare, bare_once));
-  }
-  const double fs = median(fused_s), bs = median(bare_s);
-  std::printf("%-42s %s %6lld %6lld %6lld | %8.4f %8.4f %6.3f | %8.4f %8.4f %6.3f | %s%s\n",
-              step.program->name.c_str(), shape.layout().c_str(), static_cast<long long>(shape.m),
-              static_cast<long long>(shape.n), static_cast<long long>(shape.k), fused_i, bare_i,
-              fused_i / bare_i, fs, bs, fs / bs, bare.kernel_name().c_str(),
-              same ? "" : ", BITS DIFFER from the simple form");
-  std::fflush(stdout);
 }
+
+class Benchmark {
+ public:
+  explicit Benchmark(const Sizes& sizes) : s_(sizes) {}
+
+  void run() {
+    std::printf(
+        "%s, ms of the fused program; over its tiles without math (/tiles), over the bare product "
+        "(/bare)\n%-40s %2s %6s %6s %6s | I %7s %6s %6s | S %7s %6s %6s | fused, tiles, bare on\n",
+        Device::get().name().c_str(), "program", "", "M", "N", "K", "ms", "/tiles", "/bare", "ms",
+        "/tiles", "/bare");
+    for (const Block block : {Block::layer, Block::inference_layer, Block::head}) {
+      const auto plan = plan_of(block, s_);
+      const std::vector<Step> steps = steps_of(block, *plan);
+      if (steps.empty()) continue;
+      const Memory memory(*plan, s_.tokens, stream_);
+      compile_all(steps, *plan);
+      for (const Step& step : steps) one(step, *plan, memory);
+    }
+    if (!s_.json.empty()) std::ofstream(s_.json) << json_.dump(1) << "\n";
+  }
+
+ private:
+  /// The GEMM programs of a plan: of the inference layer only the SwiGLU, which stores one tile, and
+  /// of the layer the residuals once more without x times the next norm's weight.
+  std::vector<Step> steps_of(Block block, const Plan& plan) const {
+    std::vector<Step> steps;
+    for (const auto* phase : {&plan.forward, &plan.backward})
+      for (const Step& step : *phase)
+        if (step.program && step.program->form == Form::gemm) steps.push_back(step);
+    if (block == Block::layer) {
+      steps.push_back(bench::without_stores(steps[0], "residual_sum_of_squares", "in_"));
+      steps.push_back(bench::without_stores(steps[2], "residual_sum_of_squares_mlp", "in_"));
+    }
+    if (block == Block::inference_layer) {
+      Program swiglu = *steps[1].program;
+      swiglu.name = "swiglu_inference";
+      steps[1].program = std::make_shared<const Program>(std::move(swiglu));
+      steps = {steps[1]};
+    }
+    std::erase_if(steps, [&](const Step& step) {
+      return step.program->name.find(s_.filter) == std::string::npos;
+    });
+    return steps;
+  }
+
+  StepContext context(bool simple = false) const {
+    StepContext context;
+    context.gemm = &workspace_;
+    context.max_tokens = s_.tokens;
+    context.simple_epilogues = simple;
+    return context;
+  }
+
+  void compile_all(const std::vector<Step>& steps, const Plan& plan) const {
+    std::vector<KernelSource> sources;
+    const auto take = [&](const Step& step, bool simple) {
+      for (KernelSource& source : make_gemm_kernel(step, plan, context(simple))->sources())
+        sources.push_back(std::move(source));
+    };
+    for (const Step& step : steps) {
+      take(step, false);
+      if (s_.rounds > 0) take(step, true);
+      if (const auto tiles = bench::TilesOnly(step).make()) take(*tiles, false);
+    }
+    KernelStore::get().prepare(sources);
+  }
+
+  /// A step on the GPU, bound to a plan's memory.
+  struct Bound {
+    DeviceBuffer workspace;
+    std::vector<TensorView> views;
+    std::unique_ptr<StepKernel> kernel;
+  };
+  Bound bind(const Step& step, const Plan& plan, const Memory& memory, bool simple = false) const {
+    Bound bound;
+    bound.workspace = DeviceBuffer(gemm_workspace_bytes(step, plan, s_.tokens) + 256);
+    StepContext context = this->context(simple);
+    context.workspace = bound.workspace.pointer();
+    for (const Slice& slice : step.slices) bound.views.push_back(memory.view(slice));
+    bound.kernel = make_gemm_kernel(step, plan, context);
+    bound.kernel->bind(bound.views, s_.tokens);
+    return bound;
+  }
+
+  std::string configurations(const Step& step) const {
+    const ProgramGemm program(step.program);
+    std::string names;
+    for (const EpilogueLaunch& launch : program.plan().launches) {
+      const std::string name = program
+                                   .choose(launch, program.shape(launch, s_.tokens),
+                                           Device::get().sm_count())
+                                   .name;
+      if (names.find(name) == std::string::npos) names += (names.empty() ? "" : "+") + name;
+    }
+    return names;
+  }
+
+  /// Operands of the bare GEMM: A and B of a program.
+  static GemmOperands operands_of(const Program& program, const std::vector<TensorView>& views) {
+    const auto block_of = [&](std::int32_t index) {
+      const TensorView& view = views[static_cast<std::size_t>(index)];
+      return MatrixBlock{reinterpret_cast<DevicePointer>(view.data), view.rows, view.cols,
+                         view.stride};
+    };
+    GemmOperands operands;
+    operands.a = block_of(program.gemm.a);
+    for (const std::int32_t b : program.gemm.b) operands.b.push_back(block_of(b));
+    return operands;
+  }
+
+  void one(const Step& step, const Plan& plan, const Memory& memory) {
+    const ProgramGemm program(step.program);
+    const Bound fused = bind(step, plan, memory);
+    const auto tiles_step = bench::TilesOnly(step).make();
+    const Bound tiles = tiles_step ? bind(*tiles_step, plan, memory) : Bound{};
+    GemmShape shape = program.shape(program.plan().launches[0], s_.tokens);
+    shape.m = program.rows(s_.tokens);
+    shape.n = step.program->cols.num;
+    GemmOperands operands = operands_of(*step.program, fused.views);
+    const DeviceBuffer c(static_cast<std::size_t>(shape.m * shape.n) * 2);
+    operands.c = {{c.pointer(), shape.m, shape.n, shape.n}};
+    const cuda::Gemm bare(shape, operands, workspace_);
+
+    std::vector<Racer> racers = {{[&] { fused.kernel->launch(stream_); }},
+                                 {[&] { bare.launch(stream_); }}};
+    if (tiles_step) racers.push_back({[&] { tiles.kernel->launch(stream_); }});
+    if (s_.rounds == 0) {
+      for (const Racer& racer : racers) racer.run();
+      stream_.synchronize();
+      return;
+    }
+    const Bound simple = bind(step, plan, memory, true);
+    const std::vector<char> expected = outputs(step, simple.views, *simple.kernel, stream_);
+    const bool same = outputs(step, fused.views, *fused.kernel, stream_) == expected;
+    race(racers, s_.rounds, stream_);
+    std::string on = configurations(step) + ", " +
+                     (tiles_step ? configurations(*tiles_step) : "none") + ", " +
+                     bare.kernel_name();
+    report(step.program->name, shape, racers, on, same);
+  }
+
+  void report(const std::string& name, const GemmShape& shape, const std::vector<Racer>& racers,
+              const std::string& on, bool same) {
+    nlohmann::json row = {{"program", name},  {"layout", shape.layout()}, {"m", shape.m},
+                          {"n", shape.n},     {"k", shape.k},             {"configurations", on},
+                          {"same_bits", same}};
+    std::string columns;
+    for (const auto times : {&Racer::interleaved, &Racer::sustained}) {
+      const double fused = median(racers[0].*times), bare = median(racers[1].*times);
+      const double tiles = racers.size() > 2 ? median(racers[2].*times) : 0;
+      columns += fmt::format(" | {:9.4f} {:>6} {:6.3f}", fused,
+                             racers.size() > 2 ? fmt::format("{:.3f}", fused / tiles) : "-",
+                             fused / bare);
+      nlohmann::json& to = row[times == &Racer::interleaved ? "interleaved_ms" : "sustained_ms"];
+      to = {{"fused", fused}, {"bare", bare}};
+      if (racers.size() > 2) to["tiles"] = tiles;
+    }
+    json_.push_back(row);
+    std::printf("%-40s %s %6lld %6lld %6lld%s | %s%s\n", name.c_str(), shape.layout().c_str(),
+                static_cast<long long>(shape.m), static_cast<long long>(shape.n),
+                static_cast<long long>(shape.k), columns.c_str(), on.c_str(),
+                same ? "" : ", BITS DIFFER from the simple form");
+    std::fflush(stdout);
+  }
+
+  Sizes s_;
+  Stream stream_;
+  GemmWorkspace workspace_{stream_};
+  nlohmann::json json_ = nlohmann::json::array();
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Sizes s;
   try {
-    for (int i = 1; i + 1 < argc; i += 2) {
+    for (int i = 1; i < argc; i += 2) {
       const std::string flag = argv[i];
-      if (flag == "--tokens") s.tokens = std::stoll(argv[i + 1]);
-      if (flag == "--d-model") s.d_model = std::stoll(argv[i + 1]);
-      if (flag == "--vocab") s.vocab = std::stoll(argv[i + 1]);
-      if (flag == "--rounds") s.rounds = std::stoi(argv[i + 1]);
-      if (flag == "--filter") s.filter = argv[i + 1];
+      if (i + 1 >= argc) throw UsageError("expected a value after " + flag);
+      const std::string value = argv[i + 1];
+      if (flag == "--tokens") {
+        s.tokens = std::stoll(value);
+      } else if (flag == "--d-model") {
+        s.d_model = std::stoll(value);
+      } else if (flag == "--vocab") {
+        s.vocab = std::stoll(value);
+      } else if (flag == "--rounds") {
+        s.rounds = std::stoi(value);
+      } else if (flag == "--filter") {
+        s.filter = value;
+      } else if (flag == "--json") {
+        s.json = value;
+      } else {
+        throw UsageError("unknown option " + flag);
+      }
     }
     Device::get().use();
-    const Stream stream;
-    const GemmWorkspace workspace(stream);
-    std::printf("%s, ms: interleaved fused, bare, ratio | sustained | configuration of bare\n",
-                Device::get().name().c_str());
-    for (const bool head : {false, true}) {
-      const auto plan = block(head, s);
-      const Memory memory(*plan, s.tokens, stream);
-      for (const auto* steps : {&plan->forward, &plan->backward})
-        for (const Step& step : *steps)
-          if (step.program && step.program->form == Form::gemm)
-            race(step, *plan, memory, s, stream, workspace);
-    }
+    Benchmark(s).run();
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "epilogue_cuda: %s\n", error.what());
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "epilogue_cuda: %s\n", error.what());
     return 1;

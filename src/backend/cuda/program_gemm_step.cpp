@@ -43,8 +43,10 @@ class ProgramGemmKernel : public StepKernel {
       if (shape.operand == DType::f32 || shape.m == 0 || shape.k == 0) {
         sources.push_back(program_.plain_source(launch));
       } else {
-        sources.push_back(
-            program_.source(launch, program_.choose(launch, shape, Device::get().sm_count())));
+        const GemmConfig& config = program_.choose(launch, shape, Device::get().sm_count());
+        sources.push_back(program_.source(
+            launch, config, true,
+            chosen(best_form(program_.program(), program_.plan(), launch, config))));
       }
     }
     return sources;
@@ -89,6 +91,11 @@ class ProgramGemmKernel : public StepKernel {
     }
   }
 
+  EpilogueForm chosen(EpilogueForm form) const {
+    if (context_.simple_epilogues) form.ring = form.deferred = false;
+    return form;
+  }
+
   void add(ProgramLaunch launch) {
     if (launch.grid == 0) return;
     Kernel kernel = KernelStore::get().load(launch.source);
@@ -100,8 +107,7 @@ class ProgramGemmKernel : public StepKernel {
                          const std::vector<MatrixBlock>& b) const {
     const GemmConfig& config = program.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;
-    EpilogueForm form = program.form(launch, config, run);
-    if (context_.simple_epilogues) form.ring = form.deferred = false;
+    const EpilogueForm form = chosen(program.form(launch, config, run));
     made.source = program.source(launch, config, program.paired(run), form);
     const Kernel kernel = KernelStore::get().load(made.source);
 
