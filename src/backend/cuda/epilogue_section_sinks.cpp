@@ -116,10 +116,7 @@ void SectionWriter::write_reduction(const Sink& sink) {
     rows_.add("const int {0}[2] = {{{1}[0] - {2}, {1}[1] - {2}}};", target, column, sink.col);
     target = ", " + target;
   }
-  const char* add = is_max     ? "add_max"
-                    : is_pick  ? "add_pick"
-                    : is_exact ? "add_products"
-                               : "add_sum";
+  const char* kind = is_max ? "max" : is_pick ? "pick" : "sum";
   const i64 n = columns(index);
   const i64 granules = std::max<i64>(1, n / kColumnGranule);
   const i64 count = values(index) / granules;
@@ -131,8 +128,8 @@ void SectionWriter::write_reduction(const Sink& sink) {
       return g == 0 ? name : fmt::format("{} + {}", name, g * count);
     };
     const std::string array_text = is_exact ? part(from) + ", " + part(factor) : part(from);
-    body_.add("{}<{}, {}, {}>({}, {}, {}, {}{}, lane_);", add, l, count, ragged(index), name,
-              array_text, first, node(index).width, target);
+    body_.add("add_{}<{}, {}, {}>({}, {}, {}, {}{}, lane_);", is_exact ? "products" : kind, l, count,
+              ragged(index), name, array_text, first, node(index).width, target);
     // The granule's first column, seen from its last step.
     std::string start = first;
     std::string condition = fmt::format("{} < {}", start, node(index).width);
@@ -143,7 +140,7 @@ void SectionWriter::write_reduction(const Sink& sink) {
           fmt::format("step % {} == {} && {} < {}", steps, steps - 1, start, in_node("end", index));
     }
     lines.add("if ({}) {{", condition);
-    lines.add("  finish_{}<{}>({});", is_max ? "max" : "sum", l, name);
+    lines.add("  finish_{}<{}>({});", kind, l, name);
     lines.add("  store_granule({}, {}, {}, rows, lane_);", name, operand(sink.operand),
               granule_text(sink, start));
     lines.add("  {0}[0] = {0}[1] = {1};", name, identity);
@@ -163,19 +160,33 @@ void SectionWriter::write_log_sum(const Sink& sink) {
               : "ArrayValues";
   const i64 granules = columns(index) / kColumnGranule;
   const i64 count = values(index) / granules;
+  if (part_ == Part::late && !again_)
+    members_ += fmt::format("  float top_{}_{}_[{}][2];\n", sink.operand, index_, granules);
   for (i64 g = 0; g < granules; ++g) {
     const std::string first =
         g == 0 ? column(index) : fmt::format("{} + {}", column(index), g * kColumnGranule);
     const std::string start =
         g == 0 ? from : fmt::format("{} + {}", from, g * count / (is_held ? 2 : 1));
     const std::string granule = granule_text(sink, first);
+    const auto call = [&](const char* function, const std::string& to) {
+      body_.add("  log_sum_{}<{}, {}, {}>({}, {}{{{}}}, {}, {}, lane_);", function, l, count,
+                ragged(index), to, values_text, start, first, node(index).width);
+    };
+    // What waits does it in two steps.
+    const std::string top =
+        part_ == Part::late ? fmt::format("top_{}_{}_[{}]", sink.operand, index_, g) : "top";
     body_.add("if ({} < {}) {{", first, node(index).width);
-    body_.add("  float top[2], sum[2];");
-    body_.add("  log_sum_granule<{}, {}, {}>(top, sum, {}{{{}}}, {}, {}, lane_);", l, count,
-              ragged(index), values_text, start, first, node(index).width);
-    body_.add("  store_granule(top, {}, {}, rows, lane_);", operand(sink.operand), granule);
-    body_.add("  store_granule(sum, {0}, {0}.rows / 2 + {1}, rows, lane_);", operand(sink.operand),
-              granule);
+    if (part_ != Part::late) body_.add("  float top[2];");
+    if (!again_) {
+      call("maximum", top);
+      body_.add("  store_granule({}, {}, {}, rows, lane_);", top, operand(sink.operand), granule);
+    }
+    if (again_ || part_ != Part::late) {
+      body_.add("  float sum[2];");
+      call("terms", top + ", sum");
+      body_.add("  store_granule(sum, {0}, {0}.rows / 2 + {1}, rows, lane_);",
+                operand(sink.operand), granule);
+    }
     body_.add("}}");
   }
 }

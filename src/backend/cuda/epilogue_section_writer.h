@@ -53,9 +53,9 @@ class SectionWriter {
 
   /// section_N, of a whole tile.
   std::string write();
-  /// The block of leave_N that does part `number` of what waits, of the chunk whose registers come
+  /// The block of leave_N that does step `number` of what waits, of the chunk whose registers come
   /// first in held_.
-  std::string write_part(std::size_t number);
+  std::string write_step(std::size_t number);
 
   const std::vector<RingBox>& boxes() const { return boxes_; }
   const std::string& members() const { return members_; }
@@ -98,8 +98,9 @@ class SectionWriter {
 
   // --- vectors ---
   /// Two values a row, and where the text that loads them belongs: what finish() needs is fetched
-  /// before the last multiplies of the tile have ended.
+  /// before the last multiplies of the tile have ended, what the steps need when it is held.
   Lines& declare(const std::string& name, const char* type);
+  std::string member(const std::string& name) const;
   std::string fetched(const std::string& name) const;
   std::string col_name(const Ref& ref);
   std::string target_name(const Ref& ref, i64 ignore, i64 first);
@@ -169,6 +170,8 @@ class SectionWriter {
   std::vector<RingBox> boxes_;
   std::string members_;
   std::map<i32, i64> held_at_;
+  std::size_t step_ = 0;  ///< of what waits
+  bool again_ = false;    ///< the second of a sink's two
   std::string slabs_;
   std::string slab_floats_ = "0";
   std::set<std::string> names_ = {"column0", "end", "step", "chunk", "chunk_column", "i",

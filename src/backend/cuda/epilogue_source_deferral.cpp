@@ -67,13 +67,16 @@ Deferral defer_section(const Program& program, const EpiloguePlan& plan,
     if (!waits || (sink.op == Op::store_tile && !sends)) return {};
     held.insert(casts.begin(), casts.end());
     if (sends) {
-      deferral.parts.push_back({s});
+      deferral.steps.push_back(s);
     } else {
       beside.push_back(s);
     }
   }
-  if (deferral.parts.empty()) return {};
-  if (!beside.empty()) deferral.parts.insert(deferral.parts.begin() + 1, beside);
+  if (deferral.steps.empty()) return {};
+  // A step each, a log-sum-exp two, so that none takes longer than the multiplies beside it.
+  for (const std::size_t s : beside)
+    for (int step = 0; step < (is_online(section.sinks[s].op) ? 2 : 1); ++step)
+      deferral.steps.push_back(s);
   deferral.held.assign(held.begin(), held.end());
   return deferral;
 }

@@ -15,8 +15,8 @@ namespace coda::cuda {
 
 struct Deferral {
   std::vector<std::int32_t> held;  ///< casts to 16 bits, which everything that waits begins at
-  /// Sinks that wait, in parts that send a tile each; those that send none are the second.
-  std::vector<std::vector<std::size_t>> parts;
+  /// Sinks that wait, in steps: those that send a tile, then the others; twice: in two steps.
+  std::vector<std::size_t> steps;
 };
 
 /// All of a section's sinks wait, or (no parts) none.

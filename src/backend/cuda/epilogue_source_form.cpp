@@ -58,7 +58,7 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
   form.ring = !plan.loads.empty() && !config.split_tail && !config.ping_pong &&
               pieces.size() == 1 && ring_fits(program, plan, launch, config);
   const bool waits = std::any_of(pieces.begin(), pieces.end(),
-                                 [](const Piece& p) { return !p.deferral.parts.empty(); });
+                                 [](const Piece& p) { return !p.deferral.steps.empty(); });
   // Half of 128 accumulators' registers; more leave no room for the rest of the loop.
   const bool fits = std::all_of(pieces.begin(), pieces.end(), [&](const Piece& p) {
     return p.chunks * held_registers(plan, p.deferral, p.layout) <= 64;
@@ -86,7 +86,7 @@ double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
   const EpilogueForm form = best_form(program, plan, launch, config);
   double most = 0;
   for (const Piece& piece : pieces_of(program, plan, launch, config)) {
-    const bool defers = form.deferred && !piece.deferral.parts.empty();
+    const bool defers = form.deferred && !piece.deferral.steps.empty();
     std::set<i32> early(piece.section.nodes.begin(), piece.section.nodes.end());
     if (defers) {
       early.clear();

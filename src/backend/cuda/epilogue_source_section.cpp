@@ -98,8 +98,11 @@ std::string SectionWriter::write() {
   return text + "  }\n\n";
 }
 
-std::string SectionWriter::write_part(std::size_t number) {
-  for (const std::size_t sink : deferral_.parts[number]) write_sink(section_.sinks[sink]);
+std::string SectionWriter::write_step(std::size_t number) {
+  const std::size_t sink = deferral_.steps[number];
+  step_ = number;
+  again_ = number > 0 && deferral_.steps[number - 1] == sink;
+  write_sink(section_.sinks[sink]);
   std::string text = fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", number);
   text += at_once_.text() + rows_.text() + before_.text();
   if (!body_.text().empty() || !after_.text().empty()) {
@@ -162,17 +165,26 @@ SectionWriter::Source SectionWriter::source_of(i32 value, i32 frequency) const {
 }
 
 Lines& SectionWriter::declare(const std::string& name, const char* type) {
-  if (part_ != Part::early) {
+  if (part_ == Part::whole) {
     rows_.add("{} {}[2];", type, name);
     return rows_;
   }
-  members_ += fmt::format("  {} {}_{}_[kWgBlocks][2];\n", type, name, index_);
-  rows_.add("const {} (&{})[2] = {}_{}_[i];", type, name, name, index_);
+  members_ += fmt::format("  {} {}[kWgBlocks][2];\n", type, member(name));
+  if (part_ == Part::early)
+    rows_.add("const {} (&{})[2] = {}[i];", type, name, member(name));
+  else
+    rows_.add("const {0} {1}[2] = {{of_block({2}, i, 0), of_block({2}, i, 1)}};", type, name,
+              member(name));
   return fetches_;
 }
 
+std::string SectionWriter::member(const std::string& name) const {
+  return part_ == Part::late ? fmt::format("{}_{}_step{}_", name, index_, step_)
+                             : fmt::format("{}_{}_", name, index_);
+}
+
 std::string SectionWriter::fetched(const std::string& name) const {
-  return part_ == Part::early ? fmt::format("{}_{}_[i]", name, index_) : name;
+  return part_ == Part::whole ? name : member(name) + "[i]";
 }
 
 std::string SectionWriter::col_name(const Ref& ref) {
@@ -234,7 +246,7 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
   const FragmentLayout layout = *fragment_layout(plan.lowered, lowered);
   Deferral deferral;
   if (form.deferred) deferral = defer_section(program, plan, lowered, layout);
-  const bool defers = !deferral.parts.empty();
+  const bool defers = !deferral.steps.empty();
   SectionWriter writer(program, plan, section, ragged_chunks, form, deferral,
                        defers ? Part::early : Part::whole);
   SectionText text;
@@ -243,13 +255,27 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
   text.members = writer.members();
   text.fetches = writer.fetches();
   if (!defers) return text;
-  text.steps = static_cast<i64>(deferral.parts.size());
+  text.steps = static_cast<i64>(deferral.steps.size());
   text.held_registers = held_registers(plan, deferral, layout);
-  std::string parts;
-  for (std::size_t part = 0; part < deferral.parts.size(); ++part) {
+  std::string steps, fetches;
+  for (std::size_t step = 0; step < deferral.steps.size(); ++step) {
     SectionWriter late(program, plan, section, ragged_chunks, form, deferral, Part::late);
-    parts += late.write_part(part);
+    steps += late.write_step(step);
+    text.members += late.members();
+    fetches += late.fetches();
   }
+  if (!fetches.empty())
+    text.functions += fmt::format(
+        "  /// What the steps of a tile read of its rows.\n"
+        "  CODA_DEVICE void fetch_{}() {{\n"
+        "#pragma unroll\n"
+        "    for (int i = 0; i < kWgBlocks; ++i) {{\n"
+        "      const Rows rows = rows_of(held_row_, i);\n"
+        "{}"
+        "    }}\n"
+        "  }}\n\n",
+        section, fetches);
+  text.fetches_late = !fetches.empty();
   text.functions += fmt::format(
       "  /// Step `number` of a tile: chunk by chunk.\n"
       "  CODA_DEVICE void leave_{0}(int number, int end) {{\n"
@@ -263,7 +289,7 @@ SectionText section_text(const Program& program, const EpiloguePlan& plan, i32 s
       "    if (step_of_chunk == {2} - 1) next_held<kHeld_{0}>(held_);\n"
       "    if (number + 1 == kWgBlocks * kChunks * {2}) next_step_ = kNothing;\n"
       "  }}\n\n",
-      section, layout.chunk, text.steps, parts);
+      section, layout.chunk, text.steps, steps);
   return text;
 }
 

@@ -24,6 +24,7 @@ struct SectionText {
   /// Of a lane, that hold a chunk of what waits; and steps in which the chunk leaves. 0: nothing
   /// waits.
   std::int64_t held_registers = 0;
+  bool fetches_late = false;  ///< fetch_N comes after hold
   std::int64_t steps = 0;
 };
 

@@ -187,6 +187,8 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
     text += in_block(launch, b, call);
     if (sections.at(block.section).steps == 0) continue;
     text += in_block(launch, b, fmt::format("hold(tile, {} + column);", block.column));
+    if (sections.at(block.section).fetches_late)
+      text += in_block(launch, b, fmt::format("fetch_{}();", block.section));
   }
   text +=
       "  }\n"

@@ -273,6 +273,16 @@ CODA_DEVICE void close_slots(const Shared& shared, RingPosition& ring, int& slot
   }
 }
 
+/// Block i of what there is for each, in registers: those have no index at run time.
+template <class T>
+CODA_DEVICE T of_block(const T (&rows)[kWgBlocks][2], int i, int half) {
+  T value = rows[0][half];
+#pragma unroll
+  for (int block = 1; block < kWgBlocks; ++block) {
+    if (i == block) value = rows[block][half];
+  }
+  return value;
+}
 template <int kCount>
 CODA_DEVICE void clear_held(u32 (&held)[kCount]) {
 #pragma unroll
@@ -386,6 +396,10 @@ CODA_DEVICE void finish_sum(float (&sum)[2]) {
   }
 }
 template <int L>
+CODA_DEVICE void finish_pick(float (&picked)[2]) {
+  if (__any_sync(0xffffffff, picked[0] != 0.0f || picked[1] != 0.0f)) finish_sum<L>(picked);
+}
+template <int L>
 CODA_DEVICE void finish_max(float (&top)[2]) {
   if constexpr (L > 0) {
     top[0] = quad_max(top[0]);
@@ -437,15 +451,20 @@ struct HeldValues {
   }
 };
 
-/// The maximum and the sum of e^(x - maximum). The largest term is 1, so what ex2.approx and its
-/// rounded argument err in the others stays below 2^-21 of the sum.
+/// A granule's log-sum-exp: its maximum, and the sum of e^(x - maximum).
 template <int L, int kCount, bool kRagged, class Values>
-CODA_DEVICE void log_sum_granule(float (&top)[2], float (&sum)[2], Values values, int column, int width,
-                                 int lane) {
+CODA_DEVICE void log_sum_maximum(float (&top)[2], Values values, int column, int width, int lane) {
+  values.template maxima<L, kCount>(
+      top, [&](int x) { return !kRagged || column + column_of<L>(x, lane) < width; });
+  finish_max<L>(top);
+}
+/// The largest term is 1, so what ex2.approx and its rounded argument err in the others stays below
+/// 2^-21 of the sum.
+template <int L, int kCount, bool kRagged, class Values>
+CODA_DEVICE void log_sum_terms(const float (&top)[2], float (&sum)[2], Values values, int column,
+                               int width, int lane) {
   constexpr float kLog2E = 1.44269504f;
   const auto in = [&](int x) { return !kRagged || column + column_of<L>(x, lane) < width; };
-  values.template maxima<L, kCount>(top, in);
-  finish_max<L>(top);
   // x log2(e) - shift is one operation; what shift, rounded, is beside maximum log2(e) is the same
   // for every term, and comes off the sum.
   const auto base = [&](int h) { return top[h] == minus_infinity() ? 0.0f : top[h]; };
