@@ -128,8 +128,8 @@ void SectionWriter::write_reduction(const Sink& sink) {
       return g == 0 ? name : fmt::format("{} + {}", name, g * count);
     };
     const std::string array_text = is_exact ? part(from) + ", " + part(factor) : part(from);
-    body_.add("add_{}<{}, {}, {}>({}, {}, {}, {}{}, lane_);", is_exact ? "products" : kind, l, count,
-              ragged(index), name, array_text, first, node(index).width, target);
+    body_.add("add_{}<{}, {}, {}>({}, {}, {}, {}{}, lane_);", is_exact ? "products" : kind, l,
+              count, ragged(index), name, array_text, first, node(index).width, target);
     // The granule's first column, seen from its last step.
     std::string start = first;
     std::string condition = fmt::format("{} < {}", start, node(index).width);
@@ -160,7 +160,8 @@ void SectionWriter::write_log_sum(const Sink& sink) {
               : "ArrayValues";
   const i64 granules = columns(index) / kColumnGranule;
   const i64 count = values(index) / granules;
-  if (part_ == Part::late && !again_)
+  const bool is_second = part_ == Part::late && deferral_.steps[step_].number == 1;
+  if (part_ == Part::late && !is_second)
     members_ += fmt::format("  float top_{}_{}_[{}][2];\n", sink.operand, index_, granules);
   for (i64 g = 0; g < granules; ++g) {
     const std::string first =
@@ -177,11 +178,11 @@ void SectionWriter::write_log_sum(const Sink& sink) {
         part_ == Part::late ? fmt::format("top_{}_{}_[{}]", sink.operand, index_, g) : "top";
     body_.add("if ({} < {}) {{", first, node(index).width);
     if (part_ != Part::late) body_.add("  float top[2];");
-    if (!again_) {
+    if (!is_second) {
       call("maximum", top);
       body_.add("  store_granule({}, {}, {}, rows, lane_);", top, operand(sink.operand), granule);
     }
-    if (again_ || part_ != Part::late) {
+    if (is_second || part_ != Part::late) {
       body_.add("  float sum[2];");
       call("terms", top + ", sum");
       body_.add("  store_granule(sum, {0}, {0}.rows / 2 + {1}, rows, lane_);",

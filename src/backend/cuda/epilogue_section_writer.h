@@ -171,7 +171,6 @@ class SectionWriter {
   std::string members_;
   std::map<i32, i64> held_at_;
   std::size_t step_ = 0;  ///< of what waits
-  bool again_ = false;    ///< the second of a sink's two
   std::string slabs_;
   std::string slab_floats_ = "0";
   std::set<std::string> names_ = {"column0", "end", "step", "chunk", "chunk_column", "i",

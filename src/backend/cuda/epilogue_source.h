@@ -84,10 +84,12 @@ std::size_t operand_count(const Program& program, const EpiloguePlan& plan);
 std::vector<EpilogueMap> staged_stores(const Program& program, const EpiloguePlan& plan);
 std::vector<EpilogueMap> ring_loads(const Program& program, const EpiloguePlan& plan);
 
-/// What tiles of one launch can do on a configuration: kernels that defer hold half as many
-/// registers as the accumulators, all of a tile's operands fit in a ping-pong ring.
+/// What tiles of one launch can do on a configuration, in a product over k_blocks of 64: kernels
+/// that defer hold half as many registers as the accumulators, and a tile has left when the next
+/// one ends.
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config);
+                       const EpilogueLaunch& launch, const GemmConfig& config,
+                       std::int64_t k_blocks);
 /// Steps in which a tile of a deferred epilogue leaves.
 std::int64_t deferred_steps(const Program& program, const EpiloguePlan& plan,
                             const EpilogueLaunch& launch, const GemmConfig& config);
@@ -95,7 +97,8 @@ std::int64_t deferred_steps(const Program& program, const EpiloguePlan& plan,
 /// What the epilogue of a tile of 128 x 256 takes in its best form, about, beyond storing one
 /// 16-bit tile (docs/performance-log.md).
 double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config);
+                       const EpilogueLaunch& launch, const GemmConfig& config,
+                       std::int64_t k_blocks);
 
 /// `class Epilogue` for one launch.
 std::string epilogue_text(const Program& program, const EpiloguePlan& plan,

@@ -49,6 +49,11 @@ class Search {
   const FragmentLayout& layout_;
 };
 
+/// So many that none takes longer than the multiplies beside it.
+void add_steps(Deferral& deferral, std::size_t sink, int count) {
+  for (int number = 0; number < count; ++number) deferral.steps.push_back({sink, number, count});
+}
+
 }  // namespace
 
 Deferral defer_section(const Program& program, const EpiloguePlan& plan,
@@ -67,16 +72,13 @@ Deferral defer_section(const Program& program, const EpiloguePlan& plan,
     if (!waits || (sink.op == Op::store_tile && !sends)) return {};
     held.insert(casts.begin(), casts.end());
     if (sends) {
-      deferral.steps.push_back(s);
+      add_steps(deferral, s, 1);
     } else {
       beside.push_back(s);
     }
   }
   if (deferral.steps.empty()) return {};
-  // A step each, a log-sum-exp two, so that none takes longer than the multiplies beside it.
-  for (const std::size_t s : beside)
-    for (int step = 0; step < (is_online(section.sinks[s].op) ? 2 : 1); ++step)
-      deferral.steps.push_back(s);
+  for (const std::size_t s : beside) add_steps(deferral, s, is_online(section.sinks[s].op) ? 2 : 1);
   deferral.held.assign(held.begin(), held.end());
   return deferral;
 }

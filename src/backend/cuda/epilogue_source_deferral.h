@@ -13,10 +13,15 @@
 
 namespace coda::cuda {
 
+struct DeferredStep {
+  std::size_t sink = 0;
+  int number = 0, count = 1;  ///< which of the sink's steps
+};
+
 struct Deferral {
   std::vector<std::int32_t> held;  ///< casts to 16 bits, which everything that waits begins at
-  /// Sinks that wait, in steps: those that send a tile, then the others; twice: in two steps.
-  std::vector<std::size_t> steps;
+  /// Of a chunk: of the sinks that send a tile, then of the others.
+  std::vector<DeferredStep> steps;
 };
 
 /// All of a section's sinks wait, or (no parts) none.

@@ -50,7 +50,7 @@ void add_nodes(const EpiloguePlan& plan, i32 index, std::set<i32>& nodes) {
 }  // namespace
 
 EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config) {
+                       const EpilogueLaunch& launch, const GemmConfig& config, i64 k_blocks) {
   const std::vector<Piece> pieces = pieces_of(program, plan, launch, config);
   EpilogueForm form;
   form.staged = !plan.maps.empty() && !config.split_tail;
@@ -63,27 +63,24 @@ EpilogueForm best_form(const Program& program, const EpiloguePlan& plan,
   const bool fits = std::all_of(pieces.begin(), pieces.end(), [&](const Piece& p) {
     return p.chunks * held_registers(plan, p.deferral, p.layout) <= 64;
   });
-  form.deferred = form.staged && config.defer && waits && fits;
+  form.deferred = form.staged && config.defer && waits && fits &&
+                  deferred_steps(program, plan, launch, config) < k_blocks;
   return form;
 }
 
 i64 deferred_steps(const Program& program, const EpiloguePlan& plan, const EpilogueLaunch& launch,
                    const GemmConfig& config) {
-  const EpilogueForm form{.staged = true, .deferred = true};
   i64 most = 0;
-  for (const EpilogueBlock& block : launch.blocks) {
-    const auto layout = fragment_layout(plan.lowered, plan.lowered.sections[at(block.section)]);
-    const i64 chunks = config.wg_blocks * (config.tile_n / launch.parts / layout->chunk);
-    most = std::max(most, chunks * section_text(program, plan, block.section, false, form).steps);
-  }
+  for (const Piece& p : pieces_of(program, plan, launch, config))
+    most = std::max(most, p.chunks * static_cast<i64>(p.deferral.steps.size()));
   return most;
 }
 
 double epilogue_cycles(const Program& program, const EpiloguePlan& plan,
-                       const EpilogueLaunch& launch, const GemmConfig& config) {
+                       const EpilogueLaunch& launch, const GemmConfig& config, i64 k_blocks) {
   constexpr double kLoad = 6000, kRingLoad = 800, kStore = 2000, kRotate = 3000, kOp = 200;
   constexpr double kWaiting = 60;  // what comes of a node that waits
-  const EpilogueForm form = best_form(program, plan, launch, config);
+  const EpilogueForm form = best_form(program, plan, launch, config, k_blocks);
   double most = 0;
   for (const Piece& piece : pieces_of(program, plan, launch, config)) {
     const bool defers = form.deferred && !piece.deferral.steps.empty();

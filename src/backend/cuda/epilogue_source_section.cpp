@@ -99,10 +99,8 @@ std::string SectionWriter::write() {
 }
 
 std::string SectionWriter::write_step(std::size_t number) {
-  const std::size_t sink = deferral_.steps[number];
   step_ = number;
-  again_ = number > 0 && deferral_.steps[number - 1] == sink;
-  write_sink(section_.sinks[sink]);
+  write_sink(section_.sinks[deferral_.steps[number].sink]);
   std::string text = fmt::format("    if (step_of_chunk == {} && chunk_column < end) {{\n", number);
   text += at_once_.text() + rows_.text() + before_.text();
   if (!body_.text().empty() || !after_.text().empty()) {
@@ -180,7 +178,7 @@ Lines& SectionWriter::declare(const std::string& name, const char* type) {
 
 std::string SectionWriter::member(const std::string& name) const {
   return part_ == Part::late ? fmt::format("{}_{}_step{}_", name, index_, step_)
-                             : fmt::format("{}_{}_", name, index_);
+                             : fmt::format("{}_early_", name);
 }
 
 std::string SectionWriter::fetched(const std::string& name) const {

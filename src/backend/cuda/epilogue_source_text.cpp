@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "backend/cuda/epilogue_source.h"
 #include "backend/cuda/epilogue_source_layout.h"
@@ -200,12 +202,11 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
         "      countdown_ = schedule_.flush_period;\n"
         "      if (next_step_ != kNothing) leave();\n"
         "    }\n";
-  text += "  }\n  CODA_DEVICE void flush() {\n";
-  if (!leaves.empty()) text += "    while (next_step_ != kNothing) leave();\n";
+  text += "  }\n  CODA_DEVICE void flush() {   // a tile has left by then (best_form)\n";
   text +=
       "  }\n"
-      "  CODA_DEVICE void drain() {\n"
-      "    flush();\n"
+      "  CODA_DEVICE void drain() {\n" +
+      std::string(leaves.empty() ? "" : "    while (next_step_ != kNothing) leave();\n") +
       "    bulk_wait_group_read<0>();\n"
       "  }\n\n"
       " private:\n"
@@ -265,7 +266,13 @@ std::string epilogue_text(const Program& program, const EpiloguePlan& plan,
       "  int warp_row_;\n"
       "  int lane_;\n"
       "  int buffer_ = 0;\n";
-  for (const auto& [index, section] : sections) text += section.members;
+  // One tile is of one section: what several fetch is one member.
+  std::set<std::string> members;
+  for (const auto& [index, section] : sections) {
+    std::istringstream lines(section.members);
+    for (std::string line; std::getline(lines, line);)
+      if (members.insert(line).second) text += line + "\n";
+  }
   if (!leaves.empty())
     text += fmt::format(
         "\n  // A tile that waits.\n"

@@ -93,8 +93,8 @@ std::string text_of(const GemmConfig& c) {
 KernelReport mainloop_report(const ProgramGemm& program, const EpilogueLaunch& launch,
                              const ProgramGemm::Run& run, const GemmShape& shape, int sm_count) {
   const GemmConfig& config = program.choose(launch, shape, sm_count);
-  KernelReport report = report_of(
-      program.source(launch, config, program.paired(run), program.form(launch, config, run)));
+  KernelReport report = report_of(program.source(launch, config, program.paired(run),
+                                                 program.form(launch, config, run, shape.k)));
   report.configuration = text_of(config);
   report.block = kMainloopThreads;
   report.cluster = config.cluster();

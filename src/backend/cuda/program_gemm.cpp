@@ -152,14 +152,16 @@ bool ProgramGemm::fits(const EpilogueLaunch& launch, const GemmConfig& config, b
 
 const GemmConfig& ProgramGemm::choose(const EpilogueLaunch& launch, const GemmShape& shape,
                                       int sm_count) const {
+  const i64 k_blocks = ceil_div(shape.k, 64);
   const GemmConfig* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   const auto search = [&](bool any_code) {
     for (const GemmConfig& config : gemm_candidates()) {
       if (!fits(launch, config, any_code) || config.at_once()) continue;
-      const double seconds = predict_seconds(shape, config, sm_count) +
-                             epilogue_seconds(epilogue_cycles(*program_, plan_, launch, config),
-                                              shape, config, sm_count);
+      const double seconds =
+          predict_seconds(shape, config, sm_count) +
+          epilogue_seconds(epilogue_cycles(*program_, plan_, launch, config, k_blocks), shape,
+                           config, sm_count);
       if (seconds < least) {
         least = seconds;
         best = &config;
@@ -208,8 +210,8 @@ bool ProgramGemm::addressable(const std::vector<EpilogueMap>& maps, const Run& r
 }
 
 EpilogueForm ProgramGemm::form(const EpilogueLaunch& launch, const GemmConfig& config,
-                               const Run& run) const {
-  EpilogueForm form = best_form(*program_, plan_, launch, config);
+                               const Run& run, i64 k) const {
+  EpilogueForm form = best_form(*program_, plan_, launch, config, ceil_div(k, 64));
   form.staged = form.staged && addressable(plan_.maps, run);
   form.deferred = form.deferred && form.staged;
   form.ring = form.ring && addressable(plan_.loads, run);
@@ -237,8 +239,9 @@ KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig&
                         epilogue_text(*program_, plan_, launch, form));
 }
 
-KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config) const {
-  return source(launch, config, true, best_form(*program_, plan_, launch, config));
+KernelSource ProgramGemm::source(const EpilogueLaunch& launch, const GemmConfig& config,
+                                 i64 k) const {
+  return source(launch, config, true, best_form(*program_, plan_, launch, config, ceil_div(k, 64)));
 }
 
 KernelSource ProgramGemm::plain_source(const EpilogueLaunch& launch, bool paired,
@@ -390,9 +393,9 @@ ProgramLaunch ProgramGemm::plain(const EpilogueLaunch& launch, const Run& run, b
   ProgramLaunch made;
   const bool one_row = is_one_row(launch, run);
   EpilogueForm form{.staged = addressable(plan_.maps, run)};
-  if (best && !one_row) {
-    form = this->form(launch, config, run);
-  }
+  // There is no next tile here: what waits is done at the end, however much it is.
+  constexpr i64 kAnyK = 1 << 30;
+  if (best && !one_row) form = this->form(launch, config, run, kAnyK);
   made.source = plain_source(launch, paired(run), form, one_row);
   made.grid = static_cast<unsigned>(schedule.tiles_m * schedule.tiles_n);
   made.block = 256;

@@ -74,8 +74,9 @@ class ProgramGemm {
   GemmVariant variant(const EpilogueLaunch& launch, bool paired) const;
   /// Are two neighbouring columns of every tile aligned together?
   bool paired(const Run& run) const;
-  /// How tiles move on a configuration, for what is bound.
-  EpilogueForm form(const EpilogueLaunch& launch, const GemmConfig& config, const Run& run) const;
+  /// How tiles move on a configuration, for what is bound, in a product over k.
+  EpilogueForm form(const EpilogueLaunch& launch, const GemmConfig& config, const Run& run,
+                    std::int64_t k) const;
   /// May a configuration run this launch? any_code: even if the kernel will spill.
   static bool fits(const EpilogueLaunch& launch, const GemmConfig& config, bool any_code = false);
   /// The one that the model expects to be fastest among those that may.
@@ -83,8 +84,8 @@ class ProgramGemm {
                            int sm_count) const;
   KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, bool paired,
                       const EpilogueForm& form) const;
-  /// Of operands that are aligned as plans align theirs.
-  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config) const;
+  /// Of operands that are aligned as plans align theirs, for a product over k.
+  KernelSource source(const EpilogueLaunch& launch, const GemmConfig& config, std::int64_t k) const;
   KernelSource plain_source(const EpilogueLaunch& launch, bool paired = true,
                             const EpilogueForm& form = {.staged = true},
                             bool one_row = false) const;

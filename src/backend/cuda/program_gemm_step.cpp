@@ -44,9 +44,10 @@ class ProgramGemmKernel : public StepKernel {
         sources.push_back(program_.plain_source(launch));
       } else {
         const GemmConfig& config = program_.choose(launch, shape, Device::get().sm_count());
-        sources.push_back(program_.source(
-            launch, config, true,
-            chosen(best_form(program_.program(), program_.plan(), launch, config))));
+        sources.push_back(
+            program_.source(launch, config, true,
+                            chosen(best_form(program_.program(), program_.plan(), launch, config,
+                                             ceil_div(shape.k, 64)))));
       }
     }
     return sources;
@@ -107,7 +108,7 @@ class ProgramGemmKernel : public StepKernel {
                          const std::vector<MatrixBlock>& b) const {
     const GemmConfig& config = program.choose(launch, shape, Device::get().sm_count());
     ProgramLaunch made;
-    const EpilogueForm form = chosen(program.form(launch, config, run));
+    const EpilogueForm form = chosen(program.form(launch, config, run, shape.k));
     made.source = program.source(launch, config, program.paired(run), form);
     const Kernel kernel = KernelStore::get().load(made.source);
 

@@ -76,7 +76,7 @@ TEST(EpilogueCompile, EveryEpilogueOfLayerAndHead) {
       sources.push_back(vectors_source(program.program(), program.plan()));
     for (const EpilogueLaunch& launch : program.plan().launches) {
       const GemmShape shape = program.shape(launch, 16384);
-      sources.push_back(program.source(launch, program.choose(launch, shape, 132)));
+      sources.push_back(program.source(launch, program.choose(launch, shape, 132), shape.k));
     }
   }
   expect_compile(sources);
@@ -91,7 +91,8 @@ TEST(EpilogueCompile, EveryConfigurationWithTheHeaviestEpilogue) {
   std::vector<KernelSource> sources;
   for (const EpilogueLaunch& launch : heaviest->plan().launches) {
     for (const GemmConfig& config : gemm_candidates())
-      if (ProgramGemm::fits(launch, config)) sources.push_back(heaviest->source(launch, config));
+      if (ProgramGemm::fits(launch, config))
+        sources.push_back(heaviest->source(launch, config, 2048));
     sources.push_back(heaviest->plain_source(launch));
   }
   expect_compile(sources);
