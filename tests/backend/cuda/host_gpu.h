@@ -281,6 +281,12 @@ inline void store_shared_v4(u32 address, u32 a, u32 b, u32 c, u32 d) {
   const u32 words[4] = {a, b, c, d};
   std::memcpy(shared_at(address, 16), words, 16);
 }
+inline void reduce_add(float* address, float value) { *address += value; }
+inline void reduce_add_two(float* address, float low, float high) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 8 != 0) fail("reduce_add_two: bad access", "");
+  address[0] += low;
+  address[1] += high;
+}
 inline u32 load_global_once(const u16* address) {
   u32 value;
   std::memcpy(&value, address, 4);

@@ -318,6 +318,7 @@ CODA_DEVICE void next_block(Accumulators& acc) {
   }
 }
 
+/// kAccumulate: added to what is there, fp32.
 template <class Element, int L, int kCount, bool kRagged, bool kAccumulate>
 CODA_DEVICE void store_chunk(const float* values, const EpilogueOperand& to, const Rows& rows,
                              int column, int width, int column_offset, int lane) {
@@ -328,16 +329,18 @@ CODA_DEVICE void store_chunk(const float* values, const EpilogueOperand& to, con
     const int c = column + column_of<L>(x, lane);
     const bool in = rows.in[h] && (!kRagged || c < width) && (L > 0 || (lane & 3) == 0);
     const long long at = rows.at(h) * to.stride + column_offset + c;
-    if (in) {
+    if (!in) continue;
+    if constexpr (kAccumulate) {  // in L2: a load here would wait for the store before it
+      float* sum = static_cast<float*>(to.pointer) + at;
       if constexpr (kStep == 2) {
-        float low = 0.0f, high = 0.0f;
-        if constexpr (kAccumulate) load_two(Element{}, to.pointer, at, low, high);
-        store_two(Element{}, to.pointer, at, kAccumulate ? op::add(low, values[x]) : values[x],
-                  kAccumulate ? op::add(high, values[x + 1]) : values[x + 1]);
+        reduce_add_two(sum, values[x], values[x + 1]);
       } else {
-        const float before = kAccumulate ? Element::load(to.pointer, at) : 0.0f;
-        Element::store(to.pointer, at, kAccumulate ? op::add(before, values[x]) : values[x]);
+        reduce_add(sum, values[x]);
       }
+    } else if constexpr (kStep == 2) {
+      store_two(Element{}, to.pointer, at, values[x], values[x + 1]);
+    } else {
+      Element::store(to.pointer, at, values[x]);
     }
   }
 }

@@ -301,6 +301,11 @@ CODA_DEVICE u32 load_global_once(const u16* address) {
 CODA_DEVICE void reduce_add(float* address, float value) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
+/// The same for address[0] and address[1], 8-byte aligned.
+CODA_DEVICE void reduce_add_two(float* address, float low, float high) {
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(low), "f"(high)
+               : "memory");
+}
 CODA_DEVICE u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
