@@ -48,13 +48,21 @@ struct CompileOptions {
   /// Price of a byte held between forward and backward, in bytes moved: 0 saves
   /// whatever is cheaper to re-read, 1.5 re-emits y1 and x*w. memory_budget overrides it when > 0:
   /// the smallest price (up to 16) whose plan holds at most that many bytes at budget_tokens, or
-  /// what holds least of those tried. Finite, 0 or more.
+  /// what holds least of those tried; with recompute_products, then as few products as it takes run
+  /// again, those first that cost least for what they free. Finite, 0 or more.
   double held_price = 0;
   /// Products of forward may run again in backward, where they cost less than the bytes held: their
   /// operations count as the bytes that an H200 moves meanwhile: K / 175 for a byte of 16-bit
   /// results.
   bool recompute_products = false;
   double memory_budget = 0;
+  /// Into how many pieces of rows the widest tile that forward ends in is cut, 1 to 24: what makes
+  /// it (the head, mostly) and all that reads it run piece by piece, at the beginning of backward,
+  /// so that one piece is held at a time. Outputs that depend on it, the loss mostly, are then
+  /// written by backward. Weight gradients and losses are summed piece after piece, which changes
+  /// their last bits (and others' where a backend cuts products of fewer rows along K). Weight
+  /// gradients must be f32. Plan::rewrites says what became of it, or why nothing did.
+  std::int32_t pieces = 1;
   std::int64_t budget_tokens = 16384;  ///< M at which bytes are compared, 0 or more
   bool search = true;                  ///< R7: hill climbing on the saved set
 };

@@ -24,6 +24,7 @@ struct StepReport {
   std::string text;   ///< the program
   std::string fused;  ///< what a GEMM's epilogue does besides storing acc; empty: nothing
   std::string note;   ///< why it is not part of another step
+  Piece piece;        ///< the rows that it sees
   Cost cost;
   /// false: cost.flops is not known (what attention computes depends on the sequences' lengths).
   bool counted = true;

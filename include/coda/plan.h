@@ -23,6 +23,17 @@ enum class Role : std::uint8_t {
   result,   ///< owned by the plan; Session::buffer gives it from when it is written to the next run
 };
 
+/// Rows of M: those of piece `index` when they are cut into `count` pieces of equally many whole
+/// kRowGranule (the last ones have fewer, or none). All M by default.
+struct Piece {
+  std::int32_t index = 0, count = 1;
+  bool operator==(const Piece&) const = default;
+};
+struct RowRange {
+  std::int64_t first = 0, rows = 0;
+};
+RowRange rows_of(Piece piece, std::int64_t tokens);
+
 /// A piece of memory. rows is kTokens for M rows. Partials (see Operand): `partial` set, rows and
 /// cols those of the *reduced* vector, granules the number of partials (kTokens: as many as
 /// kRowGranule rows make of M).
@@ -36,6 +47,7 @@ struct Buffer {
   bool partial = false;
   Finish finish = Finish::none;  ///< partial: what it was stored for; online: two planes
   std::int64_t granules = 0;
+  Piece piece = {};  ///< holds these of the M rows only
   /// Lifetime in global step numbers: forward steps, then backward steps.
   std::int32_t first_step = 0, last_step = 0;
 };
@@ -47,15 +59,18 @@ struct Slice {
   std::int64_t rows = kTokens, cols = 0;
 };
 
-/// One launch. Program steps: slices[i] is bound to program.operands[i]. Opaque steps: inputs, then
-/// outputs, in the order of the registry row (ops/opaque.h).
+/// One launch. A step of a piece sees these rows of every slice that has M rows or one partial per
+/// kRowGranule of them. Program steps: slices[i] is bound to program.operands[i]. Opaque steps:
+/// inputs, then outputs, in the order of the registry row (ops/opaque.h).
 struct Step {
   std::shared_ptr<const Program> program;  ///< null for opaque steps
   Opaque opaque = Opaque::none;
   Attrs attrs;  ///< of the opaque node
   std::vector<Slice> slices;
   std::int32_t n_inputs = 0;  ///< opaque: how many of slices are read
-  std::string note;           ///< why this step is not part of another (coda explain)
+  bool accumulates = false;   ///< opaque: adds its results to what their memory holds
+  Piece piece = {};
+  std::string note;  ///< why this step is not part of another (coda explain)
 };
 
 struct Plan {

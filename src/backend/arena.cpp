@@ -143,7 +143,8 @@ std::size_t checked_bytes(const Buffer& buffer, std::int64_t rows, std::int64_t 
 
 }  // namespace
 
-Extents extents_of(const Buffer& buffer, std::int64_t tokens) {
+Extents extents_of(const Buffer& buffer, std::int64_t all_tokens) {
+  const std::int64_t tokens = rows_of(buffer.piece, all_tokens).rows;
   const auto count = [&](std::int64_t extent) { return extent == kTokens ? tokens : extent; };
   if (!buffer.partial) {
     switch (buffer.kind) {
@@ -187,7 +188,9 @@ Arena layout_arena(const Plan& plan, std::int64_t max_tokens, bool reuse, bool w
     const Buffer& buffer = plan.buffers[i];
     if (!is_owned(buffer)) continue;
     const DType dtype = widen && is_float(buffer.dtype) ? DType::f64 : buffer.dtype;
-    const Extents extents = extents_of(buffer, max_tokens);
+    Buffer largest = buffer;  // of pieces the first; with fewer tokens another may be as large
+    largest.piece.index = 0;
+    const Extents extents = extents_of(largest, max_tokens);
     const bool contiguous = extents.cols == 1 || buffer.role == Role::result;
     const auto per_row = contiguous ? 1 : static_cast<std::int64_t>(kRowAlignment / size_of(dtype));
     Placement& placement = arena.placements[i];

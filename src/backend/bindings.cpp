@@ -281,20 +281,44 @@ TensorView Bindings::view(std::string_view name) const {
   return view(index);
 }
 
-TensorView Bindings::view(const Slice& slice) const {
-  TensorView whole = view(slice.buffer);
+namespace {
+
+void move(TensorView& view, std::int64_t row, std::int64_t col) {
+  if (view.data == nullptr) return;
+  const auto offset = static_cast<std::size_t>(row * view.stride + col);
+  view.data = static_cast<std::byte*>(view.data) + offset * size_of(view.dtype);
+}
+
+}  // namespace
+
+TensorView Bindings::view(const Slice& slice, Piece piece) const {
+  TensorView view = rows_of_view(slice.buffer, piece);
   const Buffer& buffer = plan_->buffers[static_cast<std::size_t>(slice.buffer)];
-  if (buffer.kind == Kind::list || buffer.kind == Kind::scalar) return whole;
-  const std::int64_t rows = slice.rows == kTokens ? tokens_ : slice.rows;
+  if (buffer.kind == Kind::list || buffer.kind == Kind::scalar) return view;
   const bool by_columns = buffer.kind != Kind::col;
-  const std::int64_t row = buffer.partial || buffer.kind == Kind::row ? 0 : slice.row;
-  const std::int64_t col = by_columns ? slice.col : 0;
-  if (whole.data != nullptr) {
-    const auto offset = static_cast<std::size_t>(row * whole.stride + col);
-    whole.data = static_cast<std::byte*>(whole.data) + offset * size_of(whole.dtype);
+  const bool by_rows = !buffer.partial && buffer.kind != Kind::row && slice.rows != kTokens;
+  move(view, by_rows ? slice.row : 0, by_columns ? slice.col : 0);
+  if (by_rows) view.rows = slice.rows;
+  if (by_columns) view.cols = slice.cols;
+  return view;
+}
+
+/// A whole buffer, but of what has M rows those of the piece.
+TensorView Bindings::rows_of_view(std::int32_t index, Piece piece) const {
+  TensorView whole = view(index);
+  const Buffer& buffer = plan_->buffers[static_cast<std::size_t>(index)];
+  const RowRange range = rows_of(piece, tokens_);
+  if (piece.count == 1 || buffer.piece == piece) return whole;
+  if (buffer.partial && buffer.granules == kTokens) {
+    move(whole, range.first / kRowGranule, 0);
+    whole.rows = (range.rows + kRowGranule - 1) / kRowGranule;
+  } else if (buffer.partial && buffer.rows == kTokens) {  // a row for each partial
+    move(whole, 0, range.first);
+    whole.cols = range.rows;
+  } else if (buffer.rows == kTokens && buffer.kind != Kind::row) {
+    move(whole, range.first, 0);
+    whole.rows = range.rows;
   }
-  if (!buffer.partial && buffer.kind != Kind::row) whole.rows = rows;
-  if (by_columns) whole.cols = slice.cols;
   return whole;
 }
 

@@ -47,8 +47,9 @@ class Bindings {
   void end(Phase phase);
 
   /// The part of a buffer that a step reads or writes: rows and columns of a matrix, columns of a
-  /// row vector or of its partials. Partials of a col and scalars come whole (see Extents).
-  TensorView view(const Slice& slice) const;
+  /// row vector or of its partials. Partials of a col and scalars come whole (see Extents). Of what
+  /// has M rows, or partials of M rows, those of the step's piece.
+  TensorView view(const Slice& slice, Piece piece = {}) const;
   /// A whole buffer, and the same by name (UsageError if the plan has no such buffer).
   TensorView view(std::int32_t buffer) const;
   TensorView view(std::string_view name) const;
@@ -66,6 +67,7 @@ class Bindings {
   std::int32_t index_of(std::string_view name) const;
   void check_bound(std::int32_t buffer, std::int64_t tokens) const;
   void check_overlap(Phase phase) const;
+  TensorView rows_of_view(std::int32_t buffer, Piece piece) const;
   bool used(Phase phase, std::int32_t buffer) const;
   bool written(Phase phase, std::int32_t buffer) const;
 

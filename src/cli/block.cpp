@@ -73,6 +73,9 @@ void BlockOptions::add_options(CLI::App& app) {
   option("Compiler", "--dtype", dtype, "Memory type: f32, bf16 or f16");
   option("Compiler", "--held-price", held_price,
          "Price of a byte held for backward, in bytes moved; 1.5 recomputes what is cheap");
+  option("Compiler", "--pieces", pieces,
+         "Pieces of rows of the head's logits, one in memory at a time; above 1, weight gradients "
+         "are f32");
 }
 
 std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
@@ -82,6 +85,9 @@ std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
   }
   if (!(held_price >= 0.0)) {
     throw_error<UsageError>("--held-price: expected a number of 0 or more, got {}.", held_price);
+  }
+  if (pieces < 1 || pieces > 24) {
+    throw_error<UsageError>("--pieces: expected a whole number from 1 to 24, got {}.", pieces);
   }
   LlamaBlockSizes with_dtype = sizes;
   with_dtype.dtype = parse_dtype(dtype);
@@ -101,6 +107,8 @@ std::shared_ptr<const Plan> BlockOptions::compile_plan(bool fuse) const {
   options.dtype = options.output_dtype = options.weight_grad_dtype = with_dtype.dtype;
   options.fuse = fuse;
   options.held_price = held_price;
+  options.pieces = pieces;
+  if (pieces > 1) options.weight_grad_dtype = DType::f32;  // sums of pieces
   options.budget_tokens = tokens;
   return compile(graph, request, options);
 }

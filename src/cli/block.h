@@ -19,6 +19,7 @@ struct BlockOptions {
   AttentionOptions attention;  ///< of the block "attention"
   std::int64_t tokens = 16384;
   double held_price = 0.0;
+  std::int32_t pieces = 1;
 
   void add_options(CLI::App& app);
   /// Throws UsageError.

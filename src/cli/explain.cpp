@@ -39,7 +39,9 @@ void ExplainCommand::print_json(const PlanReport& r) const {
                    {"bytes", step.cost.bytes},
                    {"flops", step.counted ? ordered_json(step.cost.flops) : nullptr},
                    {"floor_seconds", step.floor_seconds},
-                   {"program", step.text}});
+                   {"program", step.text},
+                   {"piece", step.piece.index + 1},
+                   {"pieces", step.piece.count}});
   }
   output.object({{"block", block.block},
                  {"tokens", r.tokens},

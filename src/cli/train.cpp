@@ -160,6 +160,9 @@ void TrainCommand::add_options(CLI::App& sub) {
   sub.add_flag("--recompute-products", o.recompute_products,
                "Far fewer: products run again too, which takes time")
       ->group(steps);
+  sub.add_option("--memory", o.memory,
+                 "GiB for weights, moments and a step: products run again until they are enough")
+      ->group(steps);
   device.add_options(sub);
   output.add_option(sub);
 }
@@ -252,9 +255,11 @@ LlamaConfig TrainCommand::model_config(const Tokenizer& tokenizer) {
   }
   check_memory("train", parameter_count(c), bytes_per_weight(c.dtype));
   if (device.device != "cuda") {  // logits, and what each layer begins with, before data is read
-    check_step_fits(c, static_cast<double>(options.batch * options.seq) *
-                           static_cast<double>(size_of(c.dtype)) *
-                           static_cast<double>(c.vocab_size + c.num_hidden_layers * c.hidden_size));
+    const std::int64_t tokens = options.batch * options.seq;
+    const double logits = static_cast<double>(c.vocab_size) / pieces_of_logits(c, c.dtype, tokens);
+    const auto layers = static_cast<double>(c.num_hidden_layers * c.hidden_size);
+    check_step_fits(
+        c, static_cast<double>(tokens) * static_cast<double>(size_of(c.dtype)) * (logits + layers));
   }
   return c;
 }
@@ -459,14 +464,15 @@ int TrainCommand::run() {
   check_hash(hash);
   options.data_hash = hash;
 
-  // On the host gradients have memory of their own: what a model takes is known, and refused, before
-  // any is asked for.
+  // On the host gradients have memory of their own: what a model takes is known, and refused,
+  // before any is asked for.
   const bool accumulates = options.accumulate > 1 || device.device != "cuda";
-  const auto model = make_llama_model(model_config, *backend, model_config.dtype,
-                                      options.batch * options.seq,
-                                      {.recompute = options.recompute,
-                                       .recompute_products = options.recompute_products,
-                                       .accumulates = accumulates});
+  const auto model =
+      make_llama_model(model_config, *backend, model_config.dtype, options.batch * options.seq,
+                       {.recompute = options.recompute,
+                        .recompute_products = options.recompute_products,
+                        .accumulates = accumulates,
+                        .memory = options.memory.value_or(0) * (1 << 30)});
   AdamW optimizer(*model, {options.beta1, options.beta2, 1e-8, options.weight_decay});
   const Checkpoint checkpoint(out, model_config.dtype);
   Progression run = first_state(*model, optimizer, checkpoint);

@@ -32,6 +32,7 @@ struct OpaqueRow {
   std::span<const int> gradient_of;  ///< of the backward row: forward input each output belongs to
   /// Inputs that a run writes, in place: the caller who binds memory to them asks for that.
   std::span<const int> updates = {};
+  bool accumulates = false;  ///< kernels can add the results to what their memory holds
 };
 
 const OpaqueRow& row_of(Opaque opaque);

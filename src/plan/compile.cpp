@@ -12,6 +12,7 @@
 #include "plan/emit.h"
 #include "plan/join_partials.h"
 #include "plan/partition.h"
+#include "plan/pieces.h"
 #include "plan/saved.h"
 
 namespace coda {
@@ -41,6 +42,7 @@ class Compiler {
     auto plan = std::make_shared<Plan>(builder.finish());
     plan->math = math_;
     plan->rewrites = rewrites_;
+    if (options_.pieces > 1 && !backward_roots_.empty()) run_in_pieces(*plan, options_.pieces);
     verify(*plan);
     return plan;
   }
@@ -110,6 +112,11 @@ void Compiler::check() const {
   };
   check_number(options_.held_price, "held_price", "0 saves whatever is cheaper to read again.");
   check_number(options_.memory_budget, "memory_budget", "Give bytes, or 0 for none.");
+  constexpr std::int32_t kMostPieces = 24;
+  if (options_.pieces < 1 || options_.pieces > kMostPieces)
+    throw_error<UsageError>(
+        "compile: pieces: expected a number of pieces from 1 to {}, got {}. 1 cuts nothing.",
+        kMostPieces, options_.pieces);
   if (options_.budget_tokens < 0)
     throw_error<UsageError>(
         "compile: budget_tokens: expected 0 or more, got {}. Give the rows of a typical run.",
@@ -344,12 +351,18 @@ SavedSearch Compiler::saved_search() const {
 }
 
 Split Compiler::improved(const SavedSearch& search, Split split) const {
-  if (options_.memory_budget <= 0) return search.improve(std::move(split), options_.held_price);
-  for (const double price : {0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0}) {
-    split = search.improve(std::move(split), price);
-    if (split.held <= options_.memory_budget) break;
+  if (options_.memory_budget <= 0)
+    return search.improve(std::move(split), options_.held_price, options_.recompute_products);
+  constexpr double kHighest = 16;
+  Split least = search.improve(split, kHighest, false);
+  if (least.held > options_.memory_budget)
+    return options_.recompute_products ? search.shrink(std::move(least), options_.memory_budget)
+                                       : least;
+  for (const double price : {0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0}) {
+    split = search.improve(std::move(split), price, false);
+    if (split.held <= options_.memory_budget) return split;
   }
-  return split;
+  return least;
 }
 
 /// Kept only if the programs stay what they were.

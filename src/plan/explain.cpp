@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/check.h"
 #include "ops/op_table.h"
@@ -103,6 +104,7 @@ PlanReport report(const Plan& plan, std::int64_t tokens, const Peaks& peaks) {
       entry.cost = cost_of(step, plan, tokens);
       entry.floor_seconds = floor_of(entry.cost, peaks);
       entry.note = step.note;
+      entry.piece = step.piece;
       if (step.program) {
         entry.name = step.program->name;
         entry.form = form_name(step.program->form);
@@ -132,6 +134,7 @@ std::string explain(const Plan& plan, std::int64_t tokens, const Peaks& peaks, b
   if (!r.rewrites.empty()) text += "rewrites\n";
   for (const std::string& rewrite : r.rewrites) text += fmt::format("  {}\n", rewrite);
   const char* phase = "";
+  std::set<std::string> seen;  // what a program is stands at its first piece
   for (const StepReport& step : r.steps) {
     if (step.phase != phase) text += fmt::format("\n{}, M = {}\n", step.phase, tokens);
     phase = step.phase == "forward" ? "forward" : "backward";
@@ -139,7 +142,10 @@ std::string explain(const Plan& plan, std::int64_t tokens, const Peaks& peaks, b
                         step.cost.bytes / 1e6,
                         step.counted ? fmt::format("{:.1f}", step.cost.flops / 1e9) : "n/a");
     if (step.floor_seconds > 0) text += fmt::format("{:>12.1f} us", step.floor_seconds * 1e6);
+    if (step.piece.count > 1)
+      text += fmt::format("  rows: piece {} of {}", step.piece.index + 1, step.piece.count);
     text += "\n";
+    if (!seen.insert(step.name).second && step.piece.count > 1) continue;
     if (!step.fused.empty()) text += fmt::format("    fused: {}\n", step.fused);
     if (!step.note.empty()) text += fmt::format("    apart: {}\n", step.note);
     if (programs && !step.text.empty()) text += step.text;

@@ -34,12 +34,22 @@ double extent(std::int64_t rows, std::int64_t tokens) {
 
 std::string rows_text(std::int64_t rows) { return rows == kTokens ? "M" : fmt::format("{}", rows); }
 
-/// A rectangle of a buffer. Tokens count as one row: they are written and read together.
+/// Does the part of a buffer that a step sees depend on M?
+bool follows_rows(const Buffer& buffer, const Slice& slice) {
+  return slice.rows == kTokens || (buffer.partial && buffer.granules == kTokens);
+}
+
+/// A rectangle of a buffer. Tokens count as kAllTokens rows, which pieces share equally.
 struct Area {
+  static constexpr std::int64_t kAllTokens = 5354228880;  // a multiple of all counts to 24
   std::int64_t row = 0, col = 0, rows = 0, cols = 0;
 
-  explicit Area(const Slice& s)
-      : row(s.row), col(s.col), rows(s.rows == kTokens ? 1 : s.rows), cols(s.cols) {}
+  Area(const Slice& s, const Buffer& buffer, Piece piece = {})
+      : row(s.row), col(s.col), rows(s.rows), cols(s.cols) {
+    if (!follows_rows(buffer, s)) return;
+    rows = kAllTokens / piece.count;
+    row = buffer.piece == piece ? 0 : rows * piece.index;
+  }
 };
 
 std::int64_t common(const Area& a, const Area& b) {
@@ -101,6 +111,8 @@ class PlanCheck {
         slice.buffer >= 0 && slice.buffer < static_cast<std::int32_t>(plan_.buffers.size()),
         "plan: {}: slice {} has no buffer", where, i);
     const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(slice.buffer)];
+    internal_check(buffer.piece.count == 1 || buffer.piece == step.piece,
+                   "plan: {}: buffer {} holds other rows", where, buffer.name);
     const bool rows_fit = buffer.rows == kTokens
                               ? slice.row == 0 && slice.rows == kTokens
                               : slice.row >= 0 && slice.row + slice.rows <= buffer.rows;
@@ -122,8 +134,8 @@ class PlanCheck {
     const auto index = static_cast<std::size_t>(slice.buffer);
     const Buffer& buffer = plan_.buffers[index];
     if (buffer.role == Role::input) return;
-    internal_check(covers(written_[index], Area(slice)), "plan: {}: reads {} before it is written",
-                   where, buffer.name);
+    internal_check(covers(written_[index], Area(slice, buffer, step.piece)),
+                   "plan: {}: reads {} before it is written", where, buffer.name);
   }
 
   void check_write(const Step& step, std::size_t i, const std::string& where, bool backward) {
@@ -134,7 +146,9 @@ class PlanCheck {
     internal_check(buffer.role != Role::input, "plan: {}: writes the input {}", where, buffer.name);
     internal_check(!backward || buffer.role != Role::saved, "plan: {}: writes the saved {}", where,
                    buffer.name);
-    const Area area(slice);
+    const Area area(slice, buffer, step.piece);
+    const bool adds = step.program ? step.program->operands[i].accumulate : step.accumulates;
+    if (adds && covers(written_[index], area)) return;
     for (const Area& one : written_[index])
       internal_check(common(one, area) == 0, "plan: {}: writes {} a second time", where,
                      buffer.name);
@@ -145,7 +159,7 @@ class PlanCheck {
     for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
       const Buffer& buffer = plan_.buffers[i];
       if (buffer.role != Role::output && buffer.role != Role::result) continue;
-      const Area whole(Slice{static_cast<std::int32_t>(i), 0, 0, buffer.rows, buffer.cols});
+      const Area whole({static_cast<std::int32_t>(i), 0, 0, buffer.rows, buffer.cols}, buffer);
       internal_check(covers(written_[i], whole), "plan: output {} is never written whole",
                      buffer.name);
     }
@@ -168,9 +182,11 @@ std::string to_string(const Slice& slice, const Plan& plan) {
 }
 
 void print_step(std::string& text, const Step& step, const Plan& plan) {
+  if (step.piece.count > 1)
+    text += fmt::format("piece {} of {}: ", step.piece.index + 1, step.piece.count);
   if (!step.program) {
     const OpaqueRow& row = row_of(step.opaque);
-    text += fmt::format("{}(", row.name);
+    text += fmt::format("{}{}(", row.name, step.accumulates ? " added" : "");
     for (std::size_t i = 0; i < step.slices.size(); ++i) {
       const bool out = static_cast<std::int32_t>(i) == step.n_inputs;
       text += (i == 0 ? "" : out ? ") -> (" : ", ") + to_string(step.slices[i], plan);
@@ -189,6 +205,14 @@ void print_step(std::string& text, const Step& step, const Plan& plan) {
 
 }  // namespace
 
+RowRange rows_of(Piece piece, std::int64_t tokens) {
+  const auto up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t each =
+      piece.count == 1 ? tokens : up(up(tokens, piece.count), kRowGranule) * kRowGranule;
+  const std::int64_t first = std::min(tokens, piece.index * each);
+  return {first, std::min(each, tokens - first)};
+}
+
 std::int32_t Plan::find_buffer(const std::string& name) const {
   for (std::size_t i = 0; i < buffers.size(); ++i)
     if (buffers[i].name == name) return static_cast<std::int32_t>(i);
@@ -206,6 +230,8 @@ std::string to_string(const Plan& plan) {
     if (buffer.partial)
       text += buffer.granules == kTokens ? fmt::format(" partials, one per {} rows", kRowGranule)
                                          : fmt::format(" partials, {}", buffer.granules);
+    if (buffer.piece.count > 1)
+      text += fmt::format(" piece {} of {}", buffer.piece.index + 1, buffer.piece.count);
     text += fmt::format(" steps {}..{}\n", buffer.first_step, buffer.last_step);
   }
   for (const auto* steps : {&plan.forward, &plan.backward}) {
@@ -216,8 +242,9 @@ std::string to_string(const Plan& plan) {
   return text;
 }
 
-Cost cost_of(const Step& step, const Plan& plan, std::int64_t tokens) {
+Cost cost_of(const Step& step, const Plan& plan, std::int64_t all_tokens) {
   Cost cost;
+  const std::int64_t tokens = rows_of(step.piece, all_tokens).rows;
   for (const Slice& slice : step.slices) {
     const Buffer& buffer = plan.buffers[static_cast<std::size_t>(slice.buffer)];
     const bool counts = step.program ? is_matrix(buffer.kind) : buffer.kind == Kind::tile;

@@ -1,6 +1,8 @@
 #include "plan/saved.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include "base/check.h"
@@ -134,9 +136,13 @@ Split SavedSearch::evaluate(const Choice& choice, bool keep_products) const {
   request.leaves = split.saved;
   split.backward = partition(request);
   split.moved = split.forward.bytes + split.backward.bytes;
-  for (const NodeId v : split.saved)
-    if (is_tile(graph_.node(v))) split.held += bytes_of(v);
-  split.held += split.rebuilt;
+  double widest = 0;  // of which one piece is held (plan/pieces.h)
+  for (const NodeId v : split.saved) {
+    if (!is_tile(graph_.node(v))) continue;
+    split.held += bytes_of(v);
+    widest = std::max(widest, bytes_of(v));
+  }
+  split.held += split.rebuilt - widest * (1 - 1.0 / options_.pieces);
   split.feasible = true;
   return split;
 }
@@ -232,24 +238,21 @@ std::set<NodeId> SavedSearch::products_below(const Split& split, NodeId v) const
   return found;
 }
 
-/// Products that might run again, those of equal layers together: for each the kept tiles that are
-/// made from it and from no other, then the product itself.
-std::vector<std::vector<NodeId>> SavedSearch::products(const Split& split) const {
+/// Products that might run again, those of equal layers together, by id.
+std::vector<std::vector<SavedSearch::Product>> SavedSearch::products(const Split& split) const {
   std::map<NodeId, std::vector<NodeId>> tiles_of;
   for (const NodeId v : split.tiles) {
     const bool product = graph_.node(v).op == Op::matmul;
     const std::set<NodeId> below = product ? std::set<NodeId>{v} : products_below(split, v);
     if (below.size() == 1) tiles_of[*below.begin()].push_back(v);
   }
-  std::map<std::size_t, std::vector<NodeId>> groups;
-  for (const auto& [product, tiles] : tiles_of) {
-    std::vector<NodeId>& group = groups[signature(product, 3)];
-    group.insert(group.end(), tiles.begin(), tiles.end());
-    group.push_back(product);
-  }
-  std::vector<std::vector<NodeId>> result;
+  std::map<std::size_t, std::vector<Product>> groups;
+  for (auto& [product, tiles] : tiles_of)
+    groups[signature(product, 3)].push_back({product, std::move(tiles)});
+  std::vector<std::vector<Product>> result;
   for (auto& [key, group] : groups) result.push_back(std::move(group));
-  std::sort(result.begin(), result.end());
+  std::sort(result.begin(), result.end(),
+            [](const auto& a, const auto& b) { return a[0].node < b[0].node; });
   return result;
 }
 
@@ -260,6 +263,19 @@ constexpr double kFlopsPerByte = 175;
 
 double cost_of(const Split& split, double price) {
   return split.moved + price * split.held + split.flops_again / kFlopsPerByte;
+}
+
+double kept_bytes(const Split& split) { return split.held - split.rebuilt; }
+
+/// The choice with the first `count` of the products run again.
+template <class Products>
+Choice without(Choice choice, const Products& products, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    for (const NodeId v : products[i].tiles)
+      if (choice.tiles.erase(v)) choice.remade.insert(v);
+    choice.again.insert(products[i].node);
+  }
+  return choice;
 }
 
 }  // namespace
@@ -278,12 +294,7 @@ bool SavedSearch::drop_products(Split& best, double price) const {
   while (true) {
     Split next = best;
     for (const auto& group : products(best)) {
-      Choice choice = best;
-      for (const NodeId v : group) {
-        if (choice.tiles.erase(v)) choice.remade.insert(v);
-        if (graph_.node(v).op == Op::matmul) choice.again.insert(v);
-      }
-      take_if_better(next, choice, price);
+      take_if_better(next, without(best, group, group.size()), price);
     }
     if (cost_of(next, price) >= cost_of(best, price)) return better;
     best = std::move(next);
@@ -302,11 +313,33 @@ bool SavedSearch::toggle_tiles(Split& best, double price) const {
   return better;
 }
 
-Split SavedSearch::improve(Split best, double price) const {
+Split SavedSearch::improve(Split best, double price, bool products) const {
   constexpr int kRounds = 3;
   for (int round = 0; round < kRounds; ++round) {
-    const bool products = options_.recompute_products && drop_products(best, price);
-    if (!toggle_tiles(best, price) && !products) break;
+    const bool dropped = products && drop_products(best, price);
+    if (!toggle_tiles(best, price) && !dropped) break;
+  }
+  return best;
+}
+
+Split SavedSearch::shrink(Split best, double budget) const {
+  while (kept_bytes(best) > budget) {
+    const auto groups = products(best);
+    double least = std::numeric_limits<double>::infinity();
+    Choice choice;
+    for (const auto& group : groups) {
+      const Split one = evaluate(without(best, group, 1), true);
+      const double saves = one.feasible ? kept_bytes(best) - kept_bytes(one) : 0;
+      const double cost = (cost_of(one, 0) - cost_of(best, 0)) / saves;
+      if (saves <= 0 || cost >= least) continue;
+      least = cost;
+      const auto wanted = static_cast<std::size_t>(std::ceil((kept_bytes(best) - budget) / saves));
+      choice = without(best, group, std::min(wanted, group.size()));
+    }
+    if (std::isinf(least)) break;
+    Split next = evaluate(choice, true);
+    if (!next.feasible || kept_bytes(next) >= kept_bytes(best)) break;
+    best = std::move(next);
   }
   return best;
 }

@@ -39,14 +39,24 @@ class SavedSearch {
               const std::vector<NodeId>& cotangents);
   /// keep_products: products that the choice leaves out are kept as well.
   Split evaluate(const Choice& choice, bool keep_products = false) const;
-  /// Hill climbing from a feasible split; price: of a byte held, in bytes moved.
-  Split improve(Split start, double price) const;
+  /// Hill climbing from a feasible split; price: of a byte held, in bytes moved. products: whether
+  /// products may run again.
+  Split improve(Split start, double price, bool products) const;
+  /// Lets as few products run again as it takes to keep no more than `budget` bytes (or as little
+  /// as can be), those first that cost least for what they save; of equal layers the first, since
+  /// backward comes to them when most of the rest is no longer held.
+  Split shrink(Split best, double budget) const;
 
  private:
+  /// A product that might run again, and the kept tiles that are made from it and from no other.
+  struct Product {
+    NodeId node;
+    std::vector<NodeId> tiles;
+  };
   bool complete(const Choice& choice, bool keep_products, Split& split) const;
   bool takes_many(const Split& split, const std::vector<char>& walked) const;
   std::vector<std::vector<NodeId>> candidates(const Split& split) const;
-  std::vector<std::vector<NodeId>> products(const Split& split) const;
+  std::vector<std::vector<Product>> products(const Split& split) const;
   std::set<NodeId> products_below(const Split& split, NodeId v) const;
   bool drop_products(Split& best, double price) const;
   bool toggle_tiles(Split& best, double price) const;

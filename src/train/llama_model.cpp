@@ -1,8 +1,11 @@
 #include "train/llama_model.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "backend/arena.h"
+#include "base/check.h"
 #include "nn/models/llama.h"
 #include "train/memory.h"
 
@@ -16,9 +19,10 @@ constexpr double kRecomputePrice = 1.5, kProductsPrice = 30;
 class TrainedLlama : public Model {
  public:
   TrainedLlama(const LlamaConfig& config, Backend& backend, const LlamaOptions& options,
-               std::int64_t max_tokens)
+               std::int64_t max_tokens, double memory)
       : model_(config, options, backend) {
     model_.reserve(max_tokens);
+    if (memory > 0) limit(memory);
     for (LlamaModel::Parameter& p : model_.parameters()) {
       std::vector<std::int64_t> shape{p.weight.cols};
       if (!p.weight.is_vector) shape.insert(shape.begin(), p.weight.rows);
@@ -37,11 +41,8 @@ class TrainedLlama : public Model {
   }
   std::int64_t step_bytes() override {
     if (device() != nullptr) return 0;
-    std::size_t bytes = 0;
-    for (const LlamaModel::Use use : {LlamaModel::Use::training, LlamaModel::Use::evaluation}) {
-      bytes += layout_arena(model_.plan(use), model_.reserved()).bytes;
-    }
-    return static_cast<std::int64_t>(bytes);
+    return static_cast<std::int64_t>(plan_bytes(LlamaModel::Use::training) +
+                                     plan_bytes(LlamaModel::Use::evaluation));
   }
   void prepare() override { model_.prepare(LlamaModel::Use::training); }
   void zero_gradients() override { model_.zero_gradients(); }
@@ -88,6 +89,35 @@ class TrainedLlama : public Model {
   }
 
  private:
+  double plan_bytes(LlamaModel::Use use) {
+    return static_cast<double>(layout_arena(model_.plan(use), model_.reserved()).bytes);
+  }
+
+  /// Makes a plan of what `memory` leaves beside weights, moments and evaluations.
+  void limit(double memory) {
+    double others = plan_bytes(LlamaModel::Use::evaluation);
+    for (const LlamaModel::Parameter& p : model_.parameters()) {
+      others += 2 * sizeof(float) * static_cast<double>(p.value.size());  // moments
+      for (const BackendTensor* t :
+           {&p.device.value, &p.device.gradient, &p.device.rounded, &p.device.low}) {
+        if (*t) others += static_cast<double>(t->view().bytes());
+      }
+      if (device() != nullptr) continue;
+      for (const HostTensor* t : {&p.value, &p.gradient, &p.rounded}) {
+        others += static_cast<double>(t->view().bytes());
+      }
+    }
+    model_.limit_training(memory - others);
+    const double all = others + plan_bytes(LlamaModel::Use::training);
+    if (all <= memory) return;
+    throw_error<UsageError>(
+        "--memory: expected at least {:.3f} GiB, which weights, moments, gradients and a batch of "
+        "{} "
+        "tokens take when all is computed again that can be, got {:.4g}. Give more, or lower "
+        "--batch or --seq.",
+        all / (1 << 30) + 0.0005, model_.reserved(), memory / (1 << 30));
+  }
+
   /// Sequences, and the documents in them, as the packed ones that the model takes; views batch and
   /// this object.
   LlamaBatch packed(const Batch& batch) {
@@ -115,17 +145,25 @@ class TrainedLlama : public Model {
 
 }  // namespace
 
+std::int32_t pieces_of_logits(const LlamaConfig& config, DType dtype, std::int64_t tokens) {
+  constexpr double kMostBytes = 1 << 30, kMostPieces = 24;
+  const double bytes = static_cast<double>(tokens) * static_cast<double>(config.vocab_size) *
+                       static_cast<double>(size_of(dtype));
+  return static_cast<std::int32_t>(std::clamp(std::ceil(bytes / kMostBytes), 1.0, kMostPieces));
+}
+
 std::unique_ptr<Model> make_llama_model(const LlamaConfig& config, Backend& backend, DType dtype,
                                         std::int64_t max_tokens, const LlamaModelOptions& wanted) {
   check_memory("model", parameter_count(config), 8);  // a value and a gradient
   LlamaOptions options{dtype, {}};
-  if (wanted.recompute) options.compile.held_price = kRecomputePrice;
+  if (wanted.recompute || !backend.on_host()) options.compile.held_price = kRecomputePrice;
   if (wanted.recompute_products) {
     options.compile.held_price = kProductsPrice;
     options.compile.recompute_products = true;
   }
   options.accumulates = wanted.accumulates;
-  return std::make_unique<TrainedLlama>(config, backend, options, max_tokens);
+  options.compile.pieces = pieces_of_logits(config, dtype, max_tokens);
+  return std::make_unique<TrainedLlama>(config, backend, options, max_tokens, wanted.memory);
 }
 
 }  // namespace coda

@@ -146,6 +146,7 @@ void check(const TrainOptions& o) {
   within("--beta2", o.beta2, 0.0, 0.999999);
   within("--clip", o.clip, 0.0, 1e9);
   within("--spike", o.spike, 0.0, 1e9);
+  if (o.memory) within("--memory", *o.memory, 1e-6, 1e9);
   if (o.batch * o.accumulate > kMost) {
     throw_error<UsageError>(
         "--accumulate: expected at most 2^31 sequences a step (batch * accumulate), got {} * {}.",

@@ -38,6 +38,7 @@ struct TrainOptions {
   std::string dtype = "f32";
   bool recompute = false;           ///< hold less between forward and backward, compute it again
   bool recompute_products = false;  ///< products too
+  std::optional<double> memory;     ///< GiB that all may take, by products that run again
   std::uint64_t seed = 0;
   std::int64_t eval_every = 100;
   std::int64_t save_every = 200;
@@ -78,6 +79,7 @@ void for_each_option(Options& o, Visit visit) {
   visit("dtype", o.dtype);
   visit("recompute", o.recompute);
   visit("recompute_products", o.recompute_products);
+  visit("memory", o.memory);
   visit("seed", o.seed);
   visit("eval_every", o.eval_every);
   visit("save_every", o.save_every);

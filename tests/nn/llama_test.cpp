@@ -228,6 +228,63 @@ TEST(Llama, NeitherGradientsInThePlansMemoryNorProductsThatRunAgainChangeABit) {
   }
 }
 
+/// The sequences of a case again and again, so many tokens or a few more.
+Sequences repeated(const GoldenCase& golden, std::size_t tokens) {
+  Sequences all;
+  while (all.tokens.size() < tokens)
+    for (const Sequences& s : golden.single) all.add(s.tokens, s.labels);
+  return all;
+}
+
+/// Only what is summed over rows may differ: the loss, and the gradient of the head, which is
+/// rounded at most 24 times more than in one sum (of terms that may cancel).
+void expect_pieces(const Step& got, const Step& want, const LlamaModel& model) {
+  const bool tied = model.config().tie_word_embeddings;
+  EXPECT_NEAR(got.loss, want.loss, 1e-6 * std::abs(want.loss));
+  for (std::size_t i = 0; i < want.gradients.size(); ++i) {
+    const std::string& name = model.parameters()[i].weight.name;
+    const bool head = name == (tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    EXPECT_LE(relative_error(got.gradients[i], want.gradients[i]), head ? 3e-6 : 0) << name;
+  }
+}
+
+TEST(Llama, LogitsInPiecesChangeOnlyWhatIsSummedOverRows) {
+  const auto backend = make_cpu_backend();
+  for (const bool tied : {false, true}) {
+    GoldenCase golden(tied ? "llama-mha-odd" : "llama-gqa");
+    golden.config.tie_word_embeddings = tied;
+    if (!tied)
+      golden.weights.try_emplace("lm_head.weight", golden.weights.at("model.embed_tokens.weight"));
+    const Sequences batch = repeated(golden, 3 * kRowGranule + 1);
+    Sequences ignored = batch;
+    std::fill(ignored.labels.begin(), ignored.labels.end(), -100);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const double price : {0.0, 1.5}) {
+        LlamaOptions options;
+        options.dtype = dtype;
+        options.compile.held_price = price;
+        const auto whole = make_model(golden, *backend, options);
+        whole->reserve(static_cast<std::int64_t>(batch.tokens.size()));
+        for (const int pieces : {2, 3, 24}) {
+          SCOPED_TRACE(
+              fmt::format("tied {} {} price {} pieces {}", tied, name_of(dtype), price, pieces));
+          options.compile.pieces = pieces;
+          const auto model = make_model(golden, *backend, options);
+          model->reserve(whole->reserved());
+          const Plan& plan = model->plan(LlamaModel::Use::training);
+          EXPECT_GT(std::count_if(plan.backward.begin(), plan.backward.end(),
+                                  [&](const auto& step) { return step.piece.count == pieces; }),
+                    0);
+          for (const Sequences& rows : {batch, golden.single[0], Sequences{}, ignored, batch}) {
+            expect_pieces(step_of(*model, rows.batch(), 0.25f),
+                          step_of(*whole, rows.batch(), 0.25f), *whole);
+          }
+        }
+      }
+    }
+  }
+}
+
 /// The message of the UsageError that `run` throws; gradients must be as they were.
 template <class Run>
 std::string usage_error(LlamaModel& model, const Run& run) {

@@ -105,6 +105,20 @@ inline CompileRequest head(Graph& g, const Sizes& s) {
   return request;
 }
 
+/// A residual, the last norm and the sum of the losses, which needs no count of all rows; `tied`:
+/// the head's weight is also the table that the rows come from.
+inline CompileRequest summed_head(Graph& g, const Sizes& s, bool tied) {
+  Tensor wl = g.weight("wl", s.vocab, s.d, s.tile), w = g.weight("w", s.d, s.d, s.tile);
+  Tensor n = g.row("n", s.d), targets = g.col("targets", DType::i32);
+  Tensor x = tied ? embedding(wl, g.col("ids", DType::i32)) : g.tile("x", s.d, s.tile);
+  Tensor z = g.named(matmul_nt(rms_norm(x + matmul_nt(x, w), n), wl), "logits");
+  CompileRequest request;
+  request.outputs = {{"loss", sum(valid(targets) * (lse(z) - pick(z, targets))), g.scalar("d")}};
+  request.wrt = {wl, n, w};
+  if (!tied) request.wrt.push_back(x);
+  return request;
+}
+
 /// Attention's output projection and an MLP in parallel from one norm, with biases; the MLP's
 /// result is normalised before it is added; two heads (a bounded value and logits) read one x.
 inline CompileRequest parallel_block(Graph& g, const Sizes& s) {

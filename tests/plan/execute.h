@@ -105,9 +105,9 @@ inline constexpr double kBefore = 2;
 inline bool accumulates(const Plan& plan, const std::string& output) {
   for (const Step& step : plan.backward)
     for (std::size_t i = 0; step.program && i < step.slices.size(); ++i)
-      if (step.program->operands[i].accumulate &&
+      if (step.program->operands[i].output &&
           plan.buffers[static_cast<std::size_t>(step.slices[i].buffer)].name == output)
-        return true;
+        return step.program->operands[i].accumulate;
   return false;
 }
 

@@ -34,7 +34,7 @@ struct Mode {
 };
 
 std::vector<Mode> modes() {
-  std::vector<Mode> all(12);
+  std::vector<Mode> all(14);
   all[0].name = "all passes";
   all[1] = {"held bytes priced", {.held_price = 1.5}};
   all[2] = {"no fuse", {.fuse = false}};
@@ -49,6 +49,9 @@ std::vector<Mode> modes() {
             {.defer = false, .merge = false, .held_price = 1.5}};
   all[10] = {"products run again", {.held_price = 1000, .recompute_products = true}};
   all[11] = {"gradients are the plan's", {.own_weight_grads = true, .held_price = 1.5}};
+  all[12] = {"in pieces", {.pieces = 3}};
+  all[13] = {"in pieces, gradients the plan's, held bytes priced",
+             {.own_weight_grads = true, .held_price = 1.5, .pieces = 2}};
   return all;
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -275,11 +276,24 @@ def test_a_first_step_that_diverges_names_no_checkpoint(coda, data, tmp_path):
 
 
 def test_recomputing_changes_no_bit(coda, data, tmp_path):
-    for name, more in {"held": [], "again": ["--recompute"]}.items():
+    little = coda("train", "--data", data, *TINY, "--dtype", "bf16", "--memory", 1e-5, "--out",
+                  tmp_path / "x")  # fmt: skip
+    assert little.returncode == 2, little.stderr
+    least = float(re.search(r"--memory: expected at least (\S+) GiB", little.stderr)[1])
+    assert not (tmp_path / "x").exists()
+    ways = {"held": [], "again": ["--recompute"], "little": ["--memory", least]}
+    for name, more in ways.items():
         done = coda("train", "--data", data, *TINY, "--steps", 3, "--dtype", "bf16", *more,
                     "--out", tmp_path / name)  # fmt: skip
         assert done.returncode == 0, done.stderr
-    assert state(tmp_path / "held") == state(tmp_path / "again")
+        assert state(tmp_path / "held") == state(tmp_path / name)
+    options = json.loads((tmp_path / "little" / "options.json").read_text())
+    assert options["memory"] == least
+    stopped = coda("train", "--config", tmp_path / "little" / "options.json", "--stop-after", 1,
+                   "--out", tmp_path / "parts")  # fmt: skip
+    assert stopped.returncode == 0, stopped.stderr
+    assert coda("train", "--resume", tmp_path / "parts").returncode == 0
+    assert state(tmp_path / "held") == state(tmp_path / "parts")
 
 
 def test_the_plot_is_a_picture_of_every_step(coda, data, tmp_path):

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "backend/backend.h"
+#include "coda/error.h"
 #include "train/init.h"
 
 namespace coda {
@@ -80,6 +81,61 @@ TEST(LlamaModel, GradientsOfPackedDocumentsAddUp) {
     // Sums of 12 rows in another order: a few units in the last place of the largest term.
     ASSERT_NEAR(packed[i], apart[i], 32 * 6e-8 * largest) << i;
   }
+}
+
+TEST(LlamaModel, ALimitOfMemoryIsKeptToTheSameBits) {
+  LlamaConfig config = small_config();
+  config.num_hidden_layers = 5;
+  const auto backend = make_cpu_backend(2);
+  constexpr std::int64_t kTokens = 512;
+  const auto tokens = some_tokens(kTokens), labels = some_tokens(kTokens);
+  const auto state = [&](const Model& model) {
+    std::size_t values = 0;
+    for (const Parameter& p : model.parameters()) values += p.value.size();
+    return 16.0 * static_cast<double>(values);  // value, gradient and moments
+  };
+  const auto gradients = [&](Model& model) {
+    initialize(model, 3);
+    model.zero_gradients();
+    model.forward_backward({32, tokens, labels}, 1.0f);
+    std::vector<float> all;
+    for (const Parameter& p : model.parameters()) {
+      all.insert(all.end(), p.gradient.begin(), p.gradient.end());
+    }
+    return all;
+  };
+  const auto whole = make_llama_model(config, *backend, DType::f32, kTokens);
+  const auto want = gradients(*whole);
+  const auto step = static_cast<double>(whole->step_bytes());
+  for (const double share : {1.0, 0.9, 0.8}) {
+    SCOPED_TRACE(share);
+    LlamaModelOptions options;
+    options.memory = state(*whole) + share * step;
+    const auto model = make_llama_model(config, *backend, DType::f32, kTokens, options);
+    EXPECT_LE(state(*model) + static_cast<double>(model->step_bytes()), options.memory);
+    if (share == 1.0) {
+      EXPECT_EQ(model->step_bytes(), whole->step_bytes());  // nothing runs again for nothing
+    }
+    EXPECT_EQ(gradients(*model), want);
+  }
+  LlamaModelOptions little;
+  little.memory = state(*whole);
+  try {
+    make_llama_model(config, *backend, DType::f32, kTokens, little);
+    FAIL() << "expected a UsageError";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("--memory: expected at least"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(LlamaModel, LogitsAreCutIntoPiecesOfAGibibyte) {
+  LlamaConfig config = small_config();
+  EXPECT_EQ(pieces_of_logits(config, DType::f32, 32), 1);
+  config.vocab_size = 128256;
+  EXPECT_EQ(pieces_of_logits(config, DType::bf16, 16384), 4);
+  EXPECT_EQ(pieces_of_logits(config, DType::bf16, 0), 1);
+  EXPECT_EQ(pieces_of_logits(config, DType::f32, 1 << 20), 24);
 }
 
 }  // namespace

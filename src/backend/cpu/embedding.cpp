@@ -79,7 +79,7 @@ void run_backward(const OpaqueCall& call) {
   call.pool.parallel_for(tasks, [&](std::int64_t task, int) {
     const std::int64_t col = task * kColumnsPerTask;
     const std::int64_t n = std::min(kColumnsPerTask, d_table.cols - col);
-    for (std::int64_t row = 0; row < d_table.rows; ++row) {
+    for (std::int64_t row = 0; row < d_table.rows && !call.accumulates; ++row) {
       std::memset(address(d_table, row, col), 0, static_cast<std::size_t>(n) * sizeof(float));
     }
     for (std::int64_t r = 0; r < call.tokens; ++r) {

@@ -22,6 +22,7 @@ struct OpaqueCall {
   std::span<const TensorView> outputs;
   std::span<std::byte> workspace;  ///< 64-byte aligned, as large as `workspace_bytes` asked for
   ThreadPool& pool;
+  bool accumulates = false;  ///< Step::accumulates
 };
 
 struct OpaqueKernel {

@@ -45,9 +45,9 @@ class CpuSession final : public Session {
     for (std::size_t index = 0; index < steps.size(); ++index) {
       CpuStep& step = steps[index];
       for (std::size_t i = 0; i < step.views.size(); ++i)
-        step.views[i] = bindings_.view(step.step->slices[i]);
+        step.views[i] = bindings_.view(step.step->slices[i], step.step->piece);
       const auto start = std::chrono::steady_clock::now();
-      run(step, tokens);
+      run(step, rows_of(step.step->piece, tokens).rows);
       seconds_[index_of(phase)][index] +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
@@ -110,7 +110,8 @@ class CpuSession final : public Session {
     const std::span<const TensorView> views(step.views);
     const auto inputs = static_cast<std::size_t>(step.step->n_inputs);
     step.kernel->run({step.step->attrs, tokens, views.first(inputs), views.subspan(inputs),
-                      std::span(workspace_.view().as<std::byte>(), step.workspace_bytes), *pool_});
+                      std::span(workspace_.view().as<std::byte>(), step.workspace_bytes), *pool_,
+                      step.step->accumulates});
   }
 
   Bindings bindings_;

@@ -49,6 +49,7 @@ class EmbeddingStep final : public StepKernel {
     };
     table_ = dtype_of(backward_ ? 2 : 0);
     x_ = dtype_of(backward_ ? 1 : 2);
+    params_.accumulates = step.accumulates ? 1 : 0;
   }
 
   std::vector<KernelSource> sources() const override {
@@ -100,7 +101,7 @@ class EmbeddingStep final : public StepKernel {
                                        static_cast<std::size_t>(height), stream.handle()),
             "cuMemsetD2D8Async");
     };
-    zero(p.table, p.table_stride, p.columns, p.vocab, table_element_);
+    if (!p.accumulates) zero(p.table, p.table_stride, p.columns, p.vocab, table_element_);
     if (p.rows == 0) return;
     zero(p.place, p.rows, p.rows, 1, sizeof(unsigned));
     const unsigned rows = blocks_for(p.rows, kThreads);

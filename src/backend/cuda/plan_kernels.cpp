@@ -55,7 +55,7 @@ class Views {
   }
   std::vector<TensorView> of(const Step& step) const {
     std::vector<TensorView> views;
-    for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice));
+    for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice, step.piece));
     return views;
   }
   char* workspace() { return static_cast<char*>(memory_.allocate(std::size_t{1} << 40).get()); }
@@ -301,7 +301,8 @@ std::vector<StepKernels> plan_kernels(const std::shared_ptr<const Plan>& plan, s
   std::vector<StepKernels> steps;
   for (const auto* phase : {&plan->forward, &plan->backward}) {
     for (const Step& step : *phase) {
-      steps.push_back(step_kernels(step, *plan, views, tokens, sm_count));
+      const std::int64_t rows = rows_of(step.piece, tokens).rows;
+      steps.push_back(step_kernels(step, *plan, views, rows, sm_count));
       steps.back().phase = phase == &plan->forward ? "forward" : "backward";
     }
   }

@@ -127,10 +127,13 @@ void CudaBackend::synchronize() {
 CudaSession::CudaSession(CudaBackend& backend, std::shared_ptr<const Plan> plan,
                          std::int64_t max_tokens)
     : backend_(backend), plan_(plan), bindings_(plan, max_tokens, {.backend = &backend}) {
+  const auto most_rows = [&](const Step& step) {
+    return rows_of({0, step.piece.count}, max_tokens).rows;
+  };
   std::size_t workspace = 0;
   for (const auto* steps : {&plan_->forward, &plan_->backward}) {
     for (const Step& step : *steps) {
-      workspace = std::max(workspace, workspace_bytes_of(step, *plan_, max_tokens));
+      workspace = std::max(workspace, workspace_bytes_of(step, *plan_, most_rows(step)));
     }
   }
   workspace_ = DeviceBuffer(workspace);
@@ -165,7 +168,9 @@ std::vector<CudaSession::BoundStep> CudaSession::make_steps(const std::vector<St
       named.program =
           programs_.try_emplace(structure_of(*step.program), step.program).first->second;
     }
-    bound.kernel = make_step_kernel(named, *plan_, context);
+    StepContext of_step = context;
+    of_step.max_tokens = rows_of({0, step.piece.count}, context.max_tokens).rows;
+    bound.kernel = make_step_kernel(named, *plan_, of_step);
     bound.step = &step;
     bound.views.resize(step.slices.size());
     made.push_back(std::move(bound));
@@ -190,16 +195,17 @@ bool CudaSession::bind_steps(Phase phase, std::int64_t tokens) {
   bindings_.begin(phase, tokens);
   bool changed = false;
   for (BoundStep& step : steps_[slot_of(phase)]) {
-    bool moved = step.tokens != tokens;
+    const std::int64_t rows = rows_of(step.step->piece, tokens).rows;
+    bool moved = step.tokens != rows;
     for (std::size_t i = 0; i < step.views.size(); ++i) {
-      const TensorView view = bindings_.view(step.step->slices[i]);
+      const TensorView view = bindings_.view(step.step->slices[i], step.step->piece);
       moved = moved || !same(view, step.views[i]);
       step.views[i] = view;
     }
     if (!moved) continue;
     step.tokens = -1;
-    step.kernel->bind(step.views, tokens);
-    step.tokens = tokens;
+    step.kernel->bind(step.views, rows);
+    step.tokens = rows;
     changed = true;
   }
   return changed;

@@ -32,11 +32,14 @@ void cached_attention(const Attrs& attrs, const TensorView& q, const TensorView&
 /// x[r] = table[ids[r]].
 void embedding_forward(const TensorView& table, const TensorView& ids, const TensorView& x);
 
-/// d_table = 0, then d_table[ids[r]] += d_x[r], in ascending r; sums are taken in double.
-void embedding_backward(const TensorView& ids, const TensorView& d_x, const TensorView& d_table);
+/// d_table = 0, or what it was if it accumulates, plus the sum of d_x[r] over all r with ids[r], in
+/// ascending r; sums are taken in double.
+void embedding_backward(const TensorView& ids, const TensorView& d_x, const TensorView& d_table,
+                        bool accumulates);
 
 /// Calls the kernel of a registry row (ops/opaque.h) with its operands in the row's order.
+/// accumulates: as Step::accumulates.
 void run_opaque(Opaque opaque, const Attrs& attrs, std::span<const TensorView> inputs,
-                std::span<const TensorView> outputs);
+                std::span<const TensorView> outputs, bool accumulates = false);
 
 }  // namespace coda::reference

@@ -139,14 +139,16 @@ class ReferenceSession final : public Session {
     const Plan& plan = bindings_.plan();
     for (const Step& step : phase == Phase::forward ? plan.forward : plan.backward) {
       std::vector<TensorView> views;
-      for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice));
+      for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice, step.piece));
       if (step.program) {
-        ProgramRun(*step.program, views, tokens, precision_).run();
+        const std::int64_t rows = rows_of(step.piece, tokens).rows;
+        ProgramRun(*step.program, views, rows, precision_).run();
         continue;
       }
       const auto inputs = static_cast<std::size_t>(step.n_inputs);
       const std::span<const TensorView> all(views);
-      reference::run_opaque(step.opaque, step.attrs, all.first(inputs), all.subspan(inputs));
+      reference::run_opaque(step.opaque, step.attrs, all.first(inputs), all.subspan(inputs),
+                            step.accumulates);
     }
     bindings_.end(phase);
   }

@@ -8,6 +8,7 @@
 #include "base/convert.h"
 #include "base/split_f32.h"
 #include "coda/nn.h"
+#include "nn/fit_plan.h"
 
 namespace coda {
 namespace {
@@ -246,6 +247,13 @@ void LlamaModel::reserve(std::int64_t max_tokens) {
 }
 
 void LlamaModel::compile_plan(Use use) {
+  const auto compile = [&](double held) { return compile_held(use, held); };
+  compiled(use).plan =
+      use == Use::training ? fit_plan(compile, max_tokens_, training_bytes_) : compile(0);
+}
+
+/// held: what the plan may hold for backward at most, in bytes; 0: no matter.
+std::shared_ptr<const Plan> LlamaModel::compile_held(Use use, double held) const {
   Graph graph;
   const LlamaGraph model = build_llama(graph, config_, options_.dtype);
   CompileRequest request;
@@ -263,7 +271,12 @@ void LlamaModel::compile_plan(Use use) {
   options.weight_grad_dtype = DType::f32;
   options.accumulate_weight_grads = options_.accumulates;
   options.own_weight_grads = !options_.accumulates;
-  compiled(use).plan = compile(graph, request, options);
+  if (held > 0) {
+    options.memory_budget = held;
+    options.budget_tokens = max_tokens_;
+    options.recompute_products = true;
+  }
+  return compile(graph, request, options);
 }
 
 const Plan& LlamaModel::plan(Use use) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -108,6 +109,10 @@ class LlamaModel {
   /// run. A run of more rows throws UsageError.
   void reserve(std::int64_t max_tokens);
   std::int64_t reserved() const { return max_tokens_; }
+  /// Before training is compiled: its plan is to take so many bytes of memory of its own at most
+  /// when it runs on what is reserved then. As few products run again as that takes, and if it
+  /// takes more than all of them, the plan is larger.
+  void limit_training(double bytes) { training_bytes_ = bytes; }
   /// Compiles a use and allocates its memory, which its first run would do otherwise.
   void prepare(Use use) { session(use); }
 
@@ -132,6 +137,7 @@ class LlamaModel {
   };
   Compiled& compiled(Use use) { return compiled_[static_cast<std::size_t>(use)]; }
   void compile_plan(Use use);
+  std::shared_ptr<const Plan> compile_held(Use use, double held) const;
   Session& session(Use use);
   /// Checks the batch, copies its integers and binds them.
   Session& prepare_run(Use use, const LlamaBatch& batch);
@@ -141,6 +147,7 @@ class LlamaModel {
   Backend& backend_;
   std::vector<Parameter> parameters_;
   std::int64_t max_tokens_ = 0;
+  double training_bytes_ = std::numeric_limits<double>::infinity();
   Compiled compiled_[3];
   double read_loss() const;
   BackendTensor rope_freq_, loss_, d_loss_;

@@ -302,6 +302,7 @@ struct RunOptions {
   bool strided = false;
   unsigned seed = 1;
   std::map<std::string, i64> integer_limit;  ///< of integer cols: values in [0, limit) or -100
+  std::map<std::string, i64> id_limit;       ///< the same without -100
   std::map<std::string, std::vector<double>> given;
 };
 
@@ -323,21 +324,24 @@ inline Outputs run_plan(Backend& backend, const std::shared_ptr<Plan>& plan,
     const bool strided = options.strided && buffer.kind == Kind::tile;
     auto tensor = std::make_unique<Strided>(buffer.dtype, rows, buffer.cols, strided);
     const auto given = options.given.find(buffer.name);
+    int writes = 0;  // the first says whether it adds to what is there
     bool accumulate = false;
     for (const auto* steps : {&plan->forward, &plan->backward})
       for (const Step& step : *steps)
         for (std::size_t i = 0; step.program && i < step.slices.size(); ++i)
-          accumulate =
-              accumulate ||
-              (plan->buffers[static_cast<std::size_t>(step.slices[i].buffer)].name == buffer.name &&
-               step.program->operands[i].accumulate);
+          if (plan->buffers[static_cast<std::size_t>(step.slices[i].buffer)].name == buffer.name &&
+              step.program->operands[i].output && writes++ == 0)
+            accumulate = step.program->operands[i].accumulate;
     for (i64 r = 0; r < rows; ++r) {
       for (i64 c = 0; c < buffer.cols; ++c) {
         double x = (static_cast<int>(random() % 33) - 16) / 16.0;
         if (buffer.role == Role::output) x = accumulate ? 1.5 : std::nan("");
         if (!is_float(buffer.dtype)) {
           const auto limit = options.integer_limit.find(buffer.name);
-          const i64 n = limit == options.integer_limit.end() ? 1000 : limit->second;
+          const auto ids = options.id_limit.find(buffer.name);
+          const i64 n = limit != options.integer_limit.end() ? limit->second
+                        : ids != options.id_limit.end()      ? ids->second
+                                                             : 1000;
           x = static_cast<double>(random() % static_cast<unsigned>(n));
           if (limit != options.integer_limit.end() && random() % 5 == 0) x = -100;
         }

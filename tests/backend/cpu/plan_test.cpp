@@ -16,12 +16,12 @@ using Build = std::function<CompileRequest(Graph&, const blocks::Sizes&)>;
 double terms_of(DType dtype) { return dtype == DType::f32 ? 4096 : epsilon_of(dtype) * 0x1p23 * 4; }
 
 void check_block(const Build& build, const blocks::Sizes& sizes, const CompileOptions& options) {
-  for (const i64 m : {0, 1, 24, 130}) {
+  for (const i64 m : {0, 1, 24, options.pieces > 1 ? 300 : 130}) {
     Graph graph;
     const auto plan = std::make_shared<Plan>(*compile(graph, build(graph, sizes), options));
     RunOptions run;
     run.tokens = m;
-    run.integer_limit["targets"] = sizes.vocab;
+    run.integer_limit["targets"] = run.id_limit["ids"] = sizes.vocab;
     const auto reference = make_reference_backend(DType::f32);
     const Outputs want = run_plan(*reference, plan, run);
     const auto cpu = make_cpu_backend(2);
@@ -30,7 +30,7 @@ void check_block(const Build& build, const blocks::Sizes& sizes, const CompileOp
 }
 
 /// Every block at regular, odd and narrow sizes; fused and not; each memory type.
-void check_all(const Build& build) {
+void check_all(const Build& build, std::int32_t pieces = 1) {
   const blocks::Sizes sizes[] = {
       {.d = 64, .f = 96, .head = 16, .kv = 64, .vocab = 128},
       {.d = 130, .f = 97, .head = 26, .kv = 52, .vocab = 129},
@@ -40,6 +40,7 @@ void check_all(const Build& build) {
       s.tile = dtype;
       CompileOptions options;
       options.dtype = options.output_dtype = dtype;
+      options.pieces = pieces;
       check_block(build, s, options);
       options.held_price = 1.5;
       check_block(build, s, options);
@@ -55,6 +56,10 @@ void check_all(const Build& build) {
 
 TEST(CpuPlan, LlamaLayer) { check_all(blocks::llama_layer); }
 TEST(CpuPlan, Head) { check_all(blocks::head); }
+TEST(CpuPlan, HeadInPieces) {
+  for (const bool tied : {false, true})
+    check_all([&](Graph& g, const blocks::Sizes& s) { return blocks::summed_head(g, s, tied); }, 3);
+}
 TEST(CpuPlan, ParallelBlock) { check_all(blocks::parallel_block); }
 
 }  // namespace

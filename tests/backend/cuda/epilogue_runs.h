@@ -27,8 +27,8 @@ class StepSession : public Session {
     const Plan& plan = bindings_.plan();
     for (const Step& step : phase == Phase::forward ? plan.forward : plan.backward) {
       std::vector<TensorView> views;
-      for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice));
-      run_step_(step, plan, views, tokens);
+      for (const Slice& slice : step.slices) views.push_back(bindings_.view(slice, step.piece));
+      run_step_(step, plan, views, rows_of(step.piece, tokens).rows);
     }
     bindings_.end(phase);
   }

@@ -119,6 +119,29 @@ TEST_F(CudaPlan, SmallHead) {
   check_plan(block_plan(build, even_, DType::bf16, 0), rows_of(even_, 1), terms_of(DType::bf16));
   check_plan(block_plan(build, odd_, DType::bf16, 0), rows_of(odd_, 70), terms_of(DType::bf16));
 }
+/// Pieces that have rows, fewer and none; weight gradients stored and then added to, the table's
+/// too.
+TEST_F(CudaPlan, SmallHeadInPieces) {
+  for (const blocks::Sizes& sizes : {even_, odd_}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const bool tied : {false, true}) {
+        blocks::Sizes s = sizes;
+        s.tile = dtype;
+        Graph graph;
+        const auto plan = std::make_shared<Plan>(
+            *compile(graph, blocks::summed_head(graph, s, tied),
+                     {.dtype = dtype, .output_dtype = dtype, .held_price = 1.5, .pieces = 3}));
+        ASSERT_EQ(plan->backward[0].piece.count, 3);
+        for (const i64 m : {0, 1, 300}) {
+          SCOPED_TRACE(fmt::format("d {} {} tied {} M {}", s.d, name_of(dtype), tied, m));
+          RunOptions run = rows_of(s, m);
+          run.id_limit["ids"] = s.vocab;
+          check_plan(plan, run, terms_of(dtype));
+        }
+      }
+    }
+  }
+}
 TEST_F(CudaPlan, ParallelBlock) { check_block(blocks::parallel_block, false); }
 TEST_F(CudaPlan, QkNormLayer) { check_block(blocks::qk_norm_layer, false); }
 

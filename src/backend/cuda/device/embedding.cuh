@@ -78,6 +78,12 @@ extern "C" __global__ void __launch_bounds__(128) coda_embedding_sums(const Embe
 #pragma unroll
     for (int k = 0; k < kColumns; ++k) sum[k] = op::add(sum[k], values[k]);
   }
+  if (p.accumulates) {
+    float before[kColumns];
+    load_chunk<F32>(p.table, at, before);
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) sum[k] = op::add(before[k], sum[k]);
+  }
   store_chunk<F32>(p.table, at, sum);
 }
 

@@ -16,6 +16,7 @@ struct EmbeddingParams {
   unsigned* place;         ///< backward: [rows], where each row stands when sorted by id
   unsigned* order;         ///< backward: [rows], the rows sorted by id
   unsigned* error_flag;
+  int accumulates;         ///< backward: sums are added to what the table holds
 };
 
 constexpr int kEmbeddingSlice = 2048;  ///< ids that a block compares its own rows with
