@@ -27,14 +27,17 @@ class Worker:
         return json.loads(self.process.stdout.readline())
 
 
-def take_turns(workers, rounds, seconds):
-    """Steps of each worker by name: `rounds` of them, or at least three once `seconds` are over."""
+def take_turns(workers, rounds, seconds, before=0):
+    """Steps of each worker by name: `rounds` of them, or at least three once `seconds` are over. In each
+    turn, `before` steps do not count: they run at the clock that the worker before has left."""
     start = time.perf_counter()
     steps = {name: [] for name in workers}
     for done in range(rounds):
         if done >= 3 and time.perf_counter() - start > seconds:
             break
         for name, worker in workers.items():
+            for _ in range(before):
+                worker.step()
             steps[name].append(worker.step())
         if sys.stderr.isatty():
             print(f"round {done + 1} of {rounds}", end="\r", file=sys.stderr)

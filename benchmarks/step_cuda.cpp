@@ -2,7 +2,8 @@
 // step of the plan. Weights and tokens are random; nothing is read or written.
 //   step_cuda [--d 2048] [--layers 16] [--heads 32] [--kv-heads 8] [--d-ff 8192] [--vocab 128256]
 //             [--seq 8192] [--batch 2] [--held-price 0] [--turns 10] [--untied]
-//             [--recompute-products] [--accumulate] [--stdin]
+//             [--recompute-products] [--pieces 1] [--memory GIB] [--accumulate] [--stdin]
+// --memory: products run again until all that is trained and the plan take that much at most.
 // --accumulate: gradients are added to, in memory of their own, as a step of several micro-batches
 // needs.
 // --stdin: one step for each line that is read, as benchmarks/train_step_cuda.py does.
@@ -26,6 +27,7 @@
 #include "base/convert.h"
 #include "base/median.h"
 #include "coda/nn.h"
+#include "nn/fit_plan.h"
 #include "nn/models/llama.h"
 #include "plan/compile.h"
 
@@ -35,8 +37,8 @@ using namespace coda;
 
 struct Options {
   std::int64_t d = 2048, layers = 16, heads = 32, kv_heads = 8, d_ff = 8192, vocab = 128256;
-  std::int64_t seq = 8192, batch = 2, turns = 10;
-  double held_price = 0;
+  std::int64_t seq = 8192, batch = 2, turns = 10, pieces = 1;
+  double held_price = 0, memory = 0;
   bool tied = true, from_stdin = false, accumulate = false, recompute_products = false;
 };
 
@@ -47,7 +49,7 @@ Options parse(int argc, char** argv) {
       {"--heads", &o.heads}, {"--kv-heads", &o.kv_heads},
       {"--d-ff", &o.d_ff},   {"--vocab", &o.vocab},
       {"--seq", &o.seq},     {"--batch", &o.batch},
-      {"--turns", &o.turns}};
+      {"--turns", &o.turns}, {"--pieces", &o.pieces}};
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--untied") {
@@ -60,6 +62,8 @@ Options parse(int argc, char** argv) {
       o.recompute_products = true;
     } else if (i + 1 < argc && name == "--held-price") {
       o.held_price = std::atof(argv[++i]);
+    } else if (i + 1 < argc && name == "--memory") {
+      o.memory = std::atof(argv[++i]) * (1 << 30);
     } else if (const auto it = numbers.find(name); it != numbers.end() && i + 1 < argc) {
       *it->second = std::atoll(argv[++i]);
     } else {
@@ -168,6 +172,38 @@ void step_for_each_line(const std::function<std::string()>& step) {
   for (std::string line; std::getline(std::cin, line);) say(step());
 }
 
+/// Bytes that values, moments and gradients of their own take.
+double state_bytes(const LlamaConfig& config, const Options& o) {
+  double bytes = 0;
+  for (const LlamaWeight& w : llama_weights(config)) {
+    bytes += static_cast<double>(w.rows * w.cols) * (3 * 4 + (o.accumulate ? 4 : 0));
+  }
+  return bytes;
+}
+
+std::shared_ptr<const Plan> compile_step(const LlamaConfig& config, const Options& o) {
+  const auto compile_held = [&](double held) {
+    Graph graph;
+    const LlamaGraph model = build_llama(graph, config, DType::bf16);
+    CompileRequest request;
+    request.outputs.push_back({"loss", model.loss, graph.scalar("d_loss"), true});
+    request.wrt = model.weights;
+    CompileOptions options;
+    options.dtype = DType::bf16;
+    options.output_dtype = options.weight_grad_dtype = DType::f32;
+    options.accumulate_weight_grads = o.accumulate;
+    options.own_weight_grads = !o.accumulate;
+    options.held_price = o.held_price;
+    options.memory_budget = held;
+    options.budget_tokens = o.seq * o.batch;
+    options.recompute_products = o.recompute_products || held > 0;
+    options.pieces = static_cast<std::int32_t>(o.pieces);
+    return compile(graph, request, options);
+  };
+  if (o.memory <= 0) return compile_held(0);
+  return fit_plan(compile_held, o.seq * o.batch, o.memory - state_bytes(config, o));
+}
+
 int run(const Options& o) {
   LlamaConfig config;
   config.hidden_size = o.d;
@@ -183,19 +219,7 @@ int run(const Options& o) {
 
   coda::cuda::CudaBackend gpu;
   double start = now();
-  Graph graph;
-  const LlamaGraph model = build_llama(graph, config, DType::bf16);
-  CompileRequest request;
-  request.outputs.push_back({"loss", model.loss, graph.scalar("d_loss"), true});
-  request.wrt = model.weights;
-  CompileOptions options;
-  options.dtype = DType::bf16;
-  options.output_dtype = options.weight_grad_dtype = DType::f32;
-  options.accumulate_weight_grads = o.accumulate;
-  options.own_weight_grads = !o.accumulate;
-  options.held_price = o.held_price;
-  options.recompute_products = o.recompute_products;
-  const auto plan = compile(graph, request, options);
+  const auto plan = compile_step(config, o);
   std::FILE* const notes = o.from_stdin ? stderr : stdout;
   fmt::print(notes, "plan: {:.1f} s, {} + {} steps\n", now() - start, plan->forward.size(),
              plan->backward.size());
@@ -264,16 +288,13 @@ int run(const Options& o) {
   fmt::print(notes, "first run: {:.2f} s\n", now() - start);
   std::size_t free = 0, total = 0;
   coda::cuda::driver().mem_get_info(&free, &total);
-  double state = 0;
-  for (const AdamWTensor& t : weights) {
-    state += static_cast<double>(t.count) * (3 * 4 + (o.accumulate ? 4 : 0));
-  }
   fmt::print(
       notes,
       "memory: {:.1f} GiB in use: the plan's {:.1f}, values, AdamW's moments and gradients that "
       "are added to {:.1f}\n",
       static_cast<double>(total - free) / (1 << 30),
-      static_cast<double>(layout_arena(*plan, tokens).bytes) / (1 << 30), state / (1 << 30));
+      static_cast<double>(layout_arena(*plan, tokens).bytes) / (1 << 30),
+      state_bytes(config, o) / (1 << 30));
 
   if (o.from_stdin) {
     step_for_each_line([&] {
@@ -287,7 +308,7 @@ int run(const Options& o) {
       return fmt::format("{{\"loss\": {}, \"seconds\": {}, \"passes_seconds\": {}}}", value,
                          now() - begin, middle - begin);
     });
-    fmt::print("{{\"peak_bytes\": {}}}\n", total - free);
+    fmt::print("{{\"lost_bytes\": {}}}\n", total - free);
     return 0;
   }
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Training steps of the same LLaMA on one GPU, coda and transformers taking turns.
 
-    train_step_cuda.py STEP_CUDA [--coda "MORE"] [--rounds 10] [--peer liger|eager] [--attention sdpa|cudnn]
+    train_step_cuda.py STEP_CUDA [--coda "MORE"]... [--rounds 10] [--peer liger|eager] [--attention sdpa|cudnn]
 
-STEP_CUDA is the program benchmarks/step_cuda.cpp (target step_cuda); MORE are options for it. It runs
-as a process of its own and steps when told to. The peer: transformers' LlamaForCausalLM in bf16,
-gradients and moments too, fused AdamW, clipping by the global norm, with Liger's kernels (the package
-liger-kernel) unless `eager`; --attention cudnn asks SDPA for cuDNN's kernels in place of its own choice.
-Neither computes while the other does. A step is forward, backward, norm, clipping and update. Prints
-medians, and memory: coda's is what the device lost when it had run (its context included), the peer's the
-most that PyTorch had allocated.
+STEP_CUDA is the program benchmarks/step_cuda.cpp (target step_cuda); MORE are options for it, --coda
+again is one more racer. Each runs as a process of its own and steps when told to. The peer:
+transformers' LlamaForCausalLM in bf16, gradients and moments too, fused AdamW, clipping by the global
+norm, with Liger's kernels (the package liger-kernel) unless `eager`; --attention cudnn asks SDPA for
+cuDNN's kernels in place of its own choice. None computes while another does; of the two steps of a turn
+the second counts. A step is forward, backward, norm, clipping and update. Prints medians, and memory:
+what the device lost to the process (its context included), and of the peer also the most that PyTorch
+had allocated.
 """
 
 import argparse
@@ -72,7 +73,9 @@ def torch_worker(arguments):
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(step()), flush=True)
-    print(json.dumps({"peak_bytes": torch.cuda.max_memory_allocated()}), flush=True)
+    free, total = torch.cuda.mem_get_info()
+    print(json.dumps({"lost_bytes": total - free,
+                      "allocated_bytes": torch.cuda.max_memory_allocated()}), flush=True)
 
 
 def main():
@@ -85,7 +88,7 @@ def main():
     parser.add_argument("--peer", choices=["liger", "eager"], default="liger")
     parser.add_argument("--attention", choices=["sdpa", "cudnn"], default="sdpa")
     parser.add_argument("--torch-worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--coda", default="--held-price 1.5", metavar="MORE",
+    parser.add_argument("--coda", action="append", metavar="MORE",
                         help='options for STEP_CUDA (default: "--held-price 1.5")')
     arguments = parser.parse_args()
     if arguments.torch_worker:
@@ -93,25 +96,39 @@ def main():
 
     sizes = [text for name, value in SIZES.items()
              for text in ("--" + name.replace("_", "-"), str(value))]
-    # coda first: it reads its memory off the device.
-    workers = {"coda": Worker([arguments.step_cuda, "--stdin", *sizes, *arguments.coda.split()],
-                              dict(os.environ))}
+    # One after the other: each says what the device has lost when it is ready.
+    racers = arguments.coda or ["--held-price 1.5"]
+    workers = {}
+    for options in racers:
+        name = "coda" + (f" {options}" if len(racers) > 1 else "")
+        workers[name] = Worker([arguments.step_cuda, "--stdin", *sizes, *options.split()],
+                               dict(os.environ))
     workers[arguments.peer] = Worker(
         [sys.executable, __file__, "--torch-worker", "--peer", arguments.peer, "--attention",
          arguments.attention, arguments.step_cuda], dict(os.environ))
-    steps = take_turns(workers, arguments.rounds, arguments.seconds)
+    steps = take_turns(workers, arguments.rounds, arguments.seconds, before=1)
     tokens = SIZES["seq"] * SIZES["batch"]
     medians = {}
-    for name, worker in workers.items():
-        peak = worker.finish()["peak_bytes"]
+    lost = 0
+    memory = {}
+    # The last first, while the others hold theirs.
+    for name in reversed(workers):
+        memory[name] = workers[name].finish()
+    for name in workers:
+        own = memory[name]["lost_bytes"] - lost
+        lost = memory[name]["lost_bytes"]
+        allocated = memory[name].get("allocated_bytes")
         times = [s["seconds"] for s in steps[name]]
         passes = statistics.median(s["passes_seconds"] for s in steps[name])
         medians[name] = statistics.median(times)
-        print(f"{name:<6} step {medians[name] * 1e3:7.1f} ms (least {min(times) * 1e3:.1f}), of it "
+        print(f"{name:<6}: step {medians[name] * 1e3:7.1f} ms (least {min(times) * 1e3:.1f}), of it "
               f"forward and backward {passes * 1e3:7.1f}   {tokens / medians[name] * 1e-3:5.1f}k "
-              f"tokens/s   memory {peak / 2**30:.1f} GiB   loss {steps[name][-1]['loss']:.3f}")
-    print(f"{len(steps['coda'])} rounds, attention {arguments.attention}: {arguments.peer} / coda = "
-          f"{medians[arguments.peer] / medians['coda']:.3f}")
+              f"tokens/s   memory {own / 2**30:.1f} GiB"
+              + (f", allocated {allocated / 2**30:.1f}" if allocated else "")
+              + f"   loss {steps[name][-1]['loss']:.3f}")
+    print(f"{len(steps[arguments.peer])} rounds, attention {arguments.attention}")
+    for name in list(workers)[:-1]:
+        print(f"{arguments.peer} / {name} = {medians[arguments.peer] / medians[name]:.3f}")
     return 0
 
 
