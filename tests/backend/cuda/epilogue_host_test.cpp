@@ -1,5 +1,8 @@
 // Generated epilogues on the host against the reference backend, at ragged sizes.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "backend/cuda/epilogue_runs.h"
 #include "backend/cuda/host_kernel.h"
@@ -241,6 +244,73 @@ TEST(EpilogueHost, PartialsAreFinishedByTheNextProgram) {
       expect_close(*chain.plan(), run_plan(host, chain.plan(), options), want, 512);
     }
   }
+}
+
+/// A granule's maximum and sum of e^(x - maximum), against the logits that the program stored.
+TEST(EpilogueHost, LogSumsOfLogitsOfAnySize) {
+  constexpr i64 kColumns = 256, kRows = 70;
+  Make make("logits", Form::gemm, kColumns);
+  const i32 x = make.cast(make.gemm_nt(2, {kColumns}, DType::bf16), DType::bf16);
+  make.store("x", x, DType::bf16);
+  make.partial("log_sums", Op::lse, {x});
+  Chain chain;
+  chain.add(make.program);
+  // x[m, n] = scale b[n] + offset: spread over many powers of e, confident, far from zero, so far
+  // that neighbours are 2^20 and more apart, near the largest of all.
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const auto& [scale, offset] : std::vector<std::pair<double, double>>{
+           {1, 0}, {64, 0}, {1024, 1e6}, {0x1p30, 0}, {0x1p100, 0}, {1, 0x1p127}, {1, infinity}}) {
+    RunOptions options = rows(kRows);
+    options.given["a"] = {scale, offset};
+    std::vector<double>& b = options.given["b0"];
+    for (i64 n = 0; n < kColumns; ++n) {
+      b.push_back((n * 37 % 97 - 48) / 16.0);
+      b.push_back(offset == infinity && n % 3 != 0 ? -1 : 1);
+    }
+    for (const bool best : {false, true}) {
+      StepBackend host(on_host(best));
+      const Outputs got = run_plan(host, chain.plan(), options);
+      const auto& logits = got.at("x");
+      const auto& partial = got.at("log_sums");
+      constexpr i64 kGranules = kColumns / 64;
+      const auto stride = static_cast<i64>(partial.size()) / (2 * kGranules);
+      for (i64 m = 0; m < kRows; ++m) {
+        for (i64 g = 0; g < kGranules; ++g) {
+          const double* values = &logits[static_cast<std::size_t>(m * kColumns + g * 64)];
+          const double top = *std::max_element(values, values + 64);
+          double sum = 0;
+          for (int n = 0; n < 64; ++n) sum += values[n] == top ? 1 : std::exp(values[n] - top);
+          EXPECT_EQ(partial[static_cast<std::size_t>(g * stride + m)], top);
+          EXPECT_NEAR(partial[static_cast<std::size_t>((kGranules + g) * stride + m)], sum,
+                      0x1p-20 * sum)
+              << scale << " " << offset << " row " << m << " granule " << g;
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(EpilogueHost, RowVectorsThatAreNotAlignedInPairs) {
+  Make make("norm", Form::gemm, 64);
+  const i32 acc = make.gemm_nt(32, {64}, DType::bf16);
+  make.store("y", make.op(Op::mul, {make.load_row("norm", 64), acc}), DType::bf16);
+  const cuda::ProgramGemm program(std::make_shared<Program>(make.program));
+  alignas(16) static char memory[4096];
+  std::vector<TensorView> views;
+  std::size_t norm = 0;
+  for (const Operand& operand : make.program.operands) {
+    TensorView view;
+    view.data = memory;
+    view.dtype = operand.dtype;
+    view.rows = 1;
+    view.cols = view.stride = operand.cols.num;
+    if (operand.name == "norm") norm = views.size();
+    views.push_back(view);
+  }
+  EXPECT_TRUE(program.paired({views, 1, nullptr, nullptr}));
+  views[norm].data = memory + 4;
+  EXPECT_FALSE(program.paired({views, 1, nullptr, nullptr}));
 }
 
 TEST(EpilogueHost, WeightGradientsGoToRowBlocksAndAccumulate) {
