@@ -106,7 +106,9 @@ class RowsWriter {
     }
   }
 
-  /// As many threads as the widest loop has chunks; several rows share a block of 256.
+  /// As many threads as the widest loop has chunks; several rows share a block of 256, or one of
+  /// 1024 where columns are summed. Rotations work on two chunks at once: of eight columns each,
+  /// that is more registers than 1024 threads have.
   void choose_threads() {
     std::int64_t chunks = 1;
     for (const Sink& s : sinks_) {
@@ -120,7 +122,12 @@ class RowsWriter {
     }
     threads_ = 32;
     while (threads_ < 512 && threads_ < chunks) threads_ *= 2;
-    slots_ = by_granules_ ? 1024 / threads_ : std::max(1, 256 / threads_);
+    const bool rotates =
+        std::any_of(program_.values.begin(), program_.values.end(), [](const Value& v) {
+          return v.op == Op::rotate || v.op == Op::unrotate;
+        });
+    const int most = !by_granules_ ? 256 : rotates && columns_ == 8 ? 512 : 1024;
+    slots_ = std::max(1, most / threads_);
   }
 
   int take(std::int64_t floats) {
