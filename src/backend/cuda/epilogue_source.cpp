@@ -243,10 +243,12 @@ class Planner {
         plan_.stages[at(i)] = static_cast<i32>(
             std::distance(stages.begin(), stages.find({level[at(i)], kind_of(i)})));
     plan_.stage_count = static_cast<i32>(stages.size());
-    // Angles come last: their frequencies may be made before.
-    const bool angles = std::any_of(plan_.vectors.begin(), plan_.vectors.end(),
-                                    [](const auto& v) { return v.frequency >= 0; });
-    if (angles) ++plan_.stage_count;
+    // Angles come last, in a stage of their own if their frequencies are made before.
+    for (const EpilogueVector& v : plan_.vectors) {
+      if (v.frequency < 0 || (plan_.stage_count > 0 && is_direct(program_, v.frequency))) continue;
+      ++plan_.stage_count;
+      break;
+    }
   }
 
   const Program& program_;

@@ -156,11 +156,13 @@ class VectorText {
         fmt::format("F32::load({}.pointer, g * {}.stride + index)", from, from);
     switch (v.attrs.finish) {
       case Finish::sum:
+        add("#pragma unroll 8");  // loads on their way together; the order stays
         add(fmt::format("  for (long long g = 0; g < {}.rows; ++g) {} = op::add({}, {});", from, y,
                         y, partial));
         return;
       case Finish::max:
         add(fmt::format("  {} = minus_infinity();", y));
+        add("#pragma unroll 8");
         add(fmt::format("  for (long long g = 0; g < {}.rows; ++g) {} = op::maximum({}, {});", from,
                         y, y, partial));
         return;
@@ -168,6 +170,7 @@ class VectorText {
       case Finish::log_sum:
       case Finish::lse_max:
         add("  LogSum all;");
+        add("#pragma unroll 4");
         add(
             fmt::format("  for (long long g = 0; g < {0}.rows / 2; ++g) all.add({1}, "
                         "F32::load({0}.pointer, (g + {0}.rows / 2) * {0}.stride + index));",
@@ -284,6 +287,9 @@ KernelSource vectors_source(const Program& program, const EpiloguePlan& plan) {
       "struct VectorParams {{\n  EpilogueOperand operands[{}];\n  int rows;\n  int stage;\n}};\n\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
       "    coda_vectors(const __grid_constant__ VectorParams p) {{\n"
+      "  // What came before is done; the next kernel may start and waits for this one by itself.\n"
+      "  await_dependencies();\n"
+      "  launch_dependents();\n"
       "  const long long index = blockIdx.x * 128ll + threadIdx.x;\n",
       program.name, operand_count(program, plan));
   source.text += VectorText(program, plan).write();

@@ -61,6 +61,7 @@ std::string prelude(const GemmConfig& config, const GemmVariant& variant, bool w
   number("kBlocksK", variant.blocks_k);
   number("kPartsN", variant.parts_n);
   flag("kPaired", variant.paired);
+  flag("kVectorsFirst", variant.vectors_first);
   number("kSharedLimit", 232448);  // of sm_90, a CTA
   flag("kTeamsDown", config.teams_down());
   flag("kPingPong", config.ping_pong);

@@ -26,6 +26,7 @@ struct GemmVariant {
   int blocks_k = 1;    ///< row blocks of an M/N-major B, along K
   int parts_n = 1;     ///< column blocks that lie side by side in a tile (generated epilogues)
   bool paired = true;  ///< generated epilogues: two neighbouring columns are aligned together
+  bool vectors_first = false;  ///< may start while the kernel that makes its vectors still runs
 };
 
 KernelSource gemm_source(const GemmConfig& config, const GemmVariant& variant);

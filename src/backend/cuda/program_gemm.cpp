@@ -230,6 +230,7 @@ GemmVariant ProgramGemm::variant(const EpilogueLaunch& launch, bool paired) cons
   variant.blocks_k = gemm.transpose_b ? 1 : static_cast<int>(gemm.b.size());
   variant.parts_n = launch.parts;
   variant.paired = paired;
+  variant.vectors_first = plan_.stage_count > 0;
   return variant;
 }
 

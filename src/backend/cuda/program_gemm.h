@@ -27,6 +27,7 @@ struct ProgramLaunch {
   unsigned block = 0;
   unsigned cluster = 1;
   KernelParameters parameters;
+  bool early = false;  ///< may start before what is before it has ended (Start::early)
 };
 
 /// Makes the tensor map of a matrix for boxes of 128 bytes by box_rows.

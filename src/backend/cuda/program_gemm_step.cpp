@@ -21,6 +21,9 @@ std::vector<std::byte> bytes_of(const T& value) {
   return {first, first + sizeof(T)};
 }
 
+/// Vectors and products start before the kernel before them has ended. False: one after the other.
+constexpr bool kStartsEarly = true;
+
 /// Sessions of so few rows continue sequences, mostly one token at a time.
 constexpr i64 kFewRows = 256;
 
@@ -57,7 +60,10 @@ class ProgramGemmKernel : public StepKernel {
     const ProgramGemm::Run run{views, tokens, reinterpret_cast<char*>(context_.workspace),
                                encode_operand};
     launches_.clear();
-    for (ProgramLaunch& launch : program_.vectors(run)) add(std::move(launch));
+    for (ProgramLaunch& launch : program_.vectors(run)) {
+      launch.early = true;
+      add(std::move(launch));
+    }
     add_gemms(program_, run);
   }
 
@@ -66,8 +72,9 @@ class ProgramGemmKernel : public StepKernel {
       std::vector<void*> arguments;
       for (const auto& bytes : ready.launch.parameters)
         arguments.push_back(const_cast<std::byte*>(bytes.data()));
+      const bool early = ready.launch.early && kStartsEarly;
       ready.kernel.launch(stream, ready.launch.grid, ready.launch.block, ready.launch.cluster,
-                          arguments);
+                          arguments, 1, early ? Start::early : Start::in_order);
     }
   }
 
@@ -77,7 +84,12 @@ class ProgramGemmKernel : public StepKernel {
     ProgramLaunch launch;
   };
 
+  /// Kernels of the mainloop start early. Of a program with vectors only the one right after them
+  /// may: it multiplies while they are being made (kVectorsFirst in gemm_sm90.cuh), and they have
+  /// waited for all that came before.
   void add_gemms(const ProgramGemm& program, const ProgramGemm::Run& run) {
+    const bool has_vectors = program.plan().stage_count > 0;
+    const std::size_t vectors = launches_.size();
     for (const EpilogueLaunch& launch : program.plan().launches) {
       GemmShape shape;
       MatrixBlock a;
@@ -85,7 +97,9 @@ class ProgramGemmKernel : public StepKernel {
       const bool fits = program.operands(launch, run, shape, a, b);
       if (shape.m == 0) continue;
       if (fits && !program.is_one_row(launch, run)) {
-        add(mainloop(program, launch, run, shape, a, b));
+        ProgramLaunch gemm = mainloop(program, launch, run, shape, a, b);
+        gemm.early = !has_vectors || (vectors > 0 && launches_.size() == vectors);
+        add(std::move(gemm));
       } else {
         add(program.plain(launch, run));
       }

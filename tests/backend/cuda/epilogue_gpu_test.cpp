@@ -12,9 +12,10 @@
 namespace coda::testing {
 namespace {
 
-/// Runs a step on copies in device memory of everything it reads and writes.
-void run_on_gpu(const Step& step, const Plan& plan, const std::vector<TensorView>& views,
-                i64 tokens) {
+/// Runs a step on copies in device memory of everything it reads and writes; `replays` times more
+/// from a graph, with its vectors NaN each time.
+void run_on_gpu(const Step& step, const Plan& plan, const std::vector<TensorView>& views, i64 tokens,
+                int replays) {
   using namespace cuda;
   Device::get().use();
   static Stream stream;
@@ -47,6 +48,13 @@ void run_on_gpu(const Step& step, const Plan& plan, const std::vector<TensorView
   const auto kernel = make_step_kernel(step, plan, context);
   kernel->bind(on_device, tokens);
   kernel->launch(stream);
+  if (replays > 0) {
+    const auto graph = cuda::Graph::capture(stream, [&] { kernel->launch(stream); });
+    for (int i = 0; i < replays; ++i) {
+      vectors.fill(0xff, stream);
+      graph.launch(stream);
+    }
+  }
   stream.synchronize();
   for (std::size_t i = 0; i < views.size(); ++i) {
     if (!step.program->operands[i].output || bytes_of(views[i]) == 0) continue;
@@ -65,8 +73,12 @@ void run_on_gpu(const Step& step, const Plan& plan, const std::vector<TensorView
 
 class CudaEpilogue : public cuda::GpuTest {};
 
-void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms) {
-  StepBackend gpu_steps(run_on_gpu);
+void check(const std::shared_ptr<Plan>& plan, const RunOptions& options, double terms,
+           int replays = 0) {
+  StepBackend gpu_steps([replays](const Step& step, const Plan& of,
+                                  const std::vector<TensorView>& views, i64 tokens) {
+    run_on_gpu(step, of, views, tokens, replays);
+  });
   FilledBackend gpu(gpu_steps);
   const auto reference_steps = make_reference_backend(DType::f32);
   FilledBackend reference(*reference_steps);
@@ -108,6 +120,27 @@ TEST_F(CudaEpilogue, EveryProgramOfALlamaLayer) {
 }
 
 TEST_F(CudaEpilogue, EveryProgramOfALlamaLayerInFp32) { check_block(false, DType::f32, 130, 64); }
+
+/// Few threads that add long sums, and a short product: a kernel that did not wait for its vectors
+/// would meet NaN. Made by one kernel, and by two of which the second reads what the first makes.
+TEST_F(CudaEpilogue, VectorsAreMadeBesideTheProduct) {
+  constexpr i64 kColumns = 64, kTerms = 8192;
+  for (const bool two : {false, true}) {
+    Make make("long_sums", Form::gemm, kColumns);
+    const i32 acc = make.gemm_nt(8, {kColumns}, DType::bf16);
+    i32 sums = make.value(Op::fold, {make.load_row("terms", kColumns * kTerms)}, {.hi = kTerms},
+                          Kind::row, kColumns);
+    if (two) sums = make.value(Op::repeat, {sums}, {.hi = 1}, Kind::row, kColumns);
+    make.store("y", make.op(Op::mul, {acc, sums}), DType::bf16);
+    Chain chain;
+    chain.add(make.program);
+    const auto plan = chain.plan();
+    EXPECT_EQ(cuda::plan_epilogue(*plan->forward[0].program).stage_count, two ? 2 : 1);
+    RunOptions options;
+    options.tokens = 1000;
+    check(plan, options, 4096, 4);
+  }
+}
 
 TEST_F(CudaEpilogue, EveryProgramOfALlamaHead) {
   check_block(true, DType::bf16, 300, 64);

@@ -626,6 +626,11 @@ inline void bulk_commit_group() {}
 template <int kPending>
 void bulk_wait_group_read() {}
 
+// One kernel at a time runs here.
+
+inline void launch_dependents() {}
+inline void await_dependencies() {}
+
 // Named by the schedule and the ring, but never reached by the kernels that run here.
 
 inline u32 sm_id() { return 0; }

@@ -269,6 +269,7 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
     }
   }
   Tile tile = decode_tile(schedule, more ? segment.tile : 0, rank);
+  bool vectors_ready = !kVectorsFirst;
 
   while (more) {
     // Step 2 (ping-pong): wait until the other warpgroup has seen all stages of its tile. Ours come
@@ -293,6 +294,8 @@ CODA_DEVICE void consume(const EpilogueParams& params, const Schedule& schedule,
       turn += 2;
     }
     const Tile next_tile = decode_tile(schedule, more_after ? next.tile : 0, rank);
+    if (!vectors_ready) await_dependencies();   // here the epilogue begins to read, then to store
+    vectors_ready = true;
     if (!kSplitTail || segment.k_begin == 0) epilogue.prepare(tile);
     wgmma_wait<0>();
     pin(acc);
@@ -375,8 +378,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Claim claim{claimed[0], claimed[1]};
 
   // Step 3: everything above may run before the kernels before this one have ended; what follows reads
-  // and writes what they may still use.
-  await_dependencies();
+  // and writes what they may still use. With kVectorsFirst only the program's own vectors are still
+  // being made, by kernels that let this one start once all before them had ended. They change nothing
+  // that is multiplied or loaded as a tile, nor claims, flags and partials; whatever reads them, or
+  // stores where they may still read, comes after the consumers' own wait.
+  if constexpr (!kVectorsFirst) await_dependencies();
 
   // Step 4: each warpgroup takes its role.
   if (group == 0) {
@@ -385,6 +391,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (elect_one()) produce(operands, epilogue, schedule, shared, claim, rank);
       __syncwarp();
     } else if (threadIdx.x == 32) {
+      if constexpr (kVectorsFirst) await_dependencies();   // so that at most two are under way
       if (rank == 0) retire_claim(schedule);
       __threadfence();       // the counters are ready before
       launch_dependents();   // the next launch claims
