@@ -12,17 +12,24 @@ std::shared_ptr<const Plan> fit_plan(const CompileHeld& compile, std::int64_t ma
     return static_cast<double>(layout_arena(plan, max_tokens).bytes);
   };
   std::shared_ptr<const Plan> best = compile(0);
-  double least = size_of(*best), size = least;
-  double held = saved_bytes(*best, max_tokens);
-  // What is held between the phases is most of the memory, not all, and comes in steps of a layer.
+  double best_size = size_of(*best);
+  if (best_size <= bytes) return best;
+  // What is held between the phases is most of the memory, not all, and comes in steps of a layer:
+  // the budget that is wanted lies between one that is too small and one that is too large.
   constexpr int kTries = 8;
-  for (int i = 0; i < kTries && least > bytes && held > 1; ++i) {
-    held = std::max(1.0, held - (size - bytes));
+  double small = 0, large = saved_bytes(*best, max_tokens);
+  double held = std::max(1.0, large - (best_size - bytes));
+  for (int i = 0; i < kTries; ++i) {
     std::shared_ptr<const Plan> next = compile(held);
-    size = size_of(*next);
-    if (size >= least) continue;
-    least = size;
-    best = std::move(next);
+    const double size = size_of(*next), left = bytes - size;
+    if (best_size > bytes ? size < best_size : left >= 0 && size > best_size) {
+      best = std::move(next);
+      best_size = size;
+    }
+    (left >= 0 ? small : large) = held;
+    if (large - small < 0.02 * bytes) break;
+    const double margin = 0.1 * (large - small);
+    held = std::clamp(held + left, small + margin, large - margin);
   }
   return best;
 }

@@ -322,12 +322,21 @@ Split SavedSearch::improve(Split best, double price, bool products) const {
   return best;
 }
 
+/// Is the widest tile that is kept made from the product?
+bool SavedSearch::makes_widest(const Split& split, const Product& product) const {
+  double widest = 0, made = 0;
+  for (const NodeId v : split.tiles) widest = std::max(widest, bytes_of(v));
+  for (const NodeId v : product.tiles) made = std::max(made, bytes_of(v));
+  return made >= widest;
+}
+
 Split SavedSearch::shrink(Split best, double budget) const {
   while (kept_bytes(best) > budget) {
     const auto groups = products(best);
     double least = std::numeric_limits<double>::infinity();
     Choice choice;
     for (const auto& group : groups) {
+      if (options_.pieces > 1 && makes_widest(best, group[0])) continue;  // to be cut instead
       const Split one = evaluate(without(best, group, 1), true);
       const double saves = one.feasible ? kept_bytes(best) - kept_bytes(one) : 0;
       const double cost = (cost_of(one, 0) - cost_of(best, 0)) / saves;

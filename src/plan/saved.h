@@ -61,6 +61,7 @@ class SavedSearch {
   bool drop_products(Split& best, double price) const;
   bool toggle_tiles(Split& best, double price) const;
   bool take_if_better(Split& best, const Choice& choice, double price) const;
+  bool makes_widest(const Split& split, const Product& product) const;
   std::size_t sources(const Unit& unit, NodeId v) const;
   std::size_t signature(NodeId v, int depth) const;
   double elements_of(NodeId v) const;
