@@ -24,7 +24,7 @@ void SectionWriter::write_sink(const Sink& sink) {
     if (map >= 0 && part_ == Part::late && held_at_.count(index) > 0 &&
         node(index).attrs.dtype == to.dtype)
       return write_sends(at_once_, index, map, fmt::format("held_ + {}", held_at_.at(index)));
-    const std::string from = to.accumulate ? array(index) : unrounded(index, to.dtype);
+    const std::string from = unrounded(index, to.dtype);
     if (map >= 0) return write_staged(sink, map, from);
     body_.add("store_chunk<{}, {}, {}, {}, {}>({}, {}, rows, {}, {}, {}, lane_);",
               element_text(to.dtype), l, values(index), ragged(index), to.accumulate, from,

@@ -105,7 +105,7 @@ KernelSource program_source(const std::string& name, const GemmConfig& config,
   source.text = prelude(config, variant);
   source.text +=
       device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
-                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh", "epilogue_reduce.cuh"});
   source.text += "#line 1 \"epilogue\"\n" + epilogue;
   source.text += device_text({"gemm_sm90.cuh"});
   return source;
@@ -121,7 +121,7 @@ KernelSource plain_program_source(const std::string& name, const GemmConfig& con
   source.text = prelude(config, variant, false);
   source.text +=
       device_text({"params.cuh", "ptx.cuh", "elements.cuh", "op_math.cuh", "tile_config.cuh",
-                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh"});
+                   "ring.cuh", "schedule.cuh", "epilogue_fragment.cuh", "epilogue_reduce.cuh"});
   source.text += fmt::format(
       "namespace coda_device {{\nusing InputA = {};\nusing InputB = {};\nconstexpr int kPlainLists "
       "= {};\n"
